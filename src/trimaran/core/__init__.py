@@ -1,0 +1,1 @@
+"""The vocabulary of the engine; imports nothing from the other packages."""

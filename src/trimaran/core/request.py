@@ -1,0 +1,100 @@
+"""A request, the sequences that answer it, and the ways each can end."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from trimaran.core.sampling_params import SamplingParams
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended; the values are those of the OpenAI and vLLM APIs."""
+
+    STOP = "stop"  # a stop token, a stop string, or the model's end of sequence
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"  # the caller took it back
+    ERROR = "error"  # the request failed; the others go on
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = enum.auto()  # holds no blocks; also after preemption
+    RUNNING = enum.auto()  # holds blocks and is in every step that has budget
+    FINISHED = enum.auto()  # ended; holds nothing
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What a caller asked for.
+
+    Attributes:
+        id: unique among the requests that are not finished.
+        prompt: token ids, at least one.
+        params: how to sample, when to stop.
+        arrival: seconds on the engine's clock.
+        priority: smaller is served first under the `priority` order.
+        cache_salt: prefixes are shared only between requests of equal salt.
+    """
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    arrival: float = 0.0
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One line of tokens: a request has `params.n` of them once its prompt is computed.
+
+    The invariants: `computed <= total`; KV of `tokens[:computed]` lies in the sequence's
+    blocks; a sequence samples in the step after which `computed == total` would hold.
+
+    Attributes:
+        request: whose answer this is.
+        index: 0 .. n - 1 among the request's sequences.
+        tokens: prompt, then output.
+        computed: tokens whose KV is in the cache.
+        cached: how many of the prompt's tokens the prefix index supplied at first admission.
+        preemptions: how often its blocks were taken back.
+        seed: of its random stream.
+    """
+
+    request: Request
+    index: int
+    tokens: list[int]
+    seed: int = 0
+    computed: int = 0
+    cached: int = 0
+    preemptions: int = 0
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    forked: bool = field(default=False)
+
+    @property
+    def id(self) -> str:
+        """Unique: the request's id, and the index when it isn't the first."""
+        return self.request.id if self.index == 0 else f"{self.request.id}#{self.index}"
+
+    @property
+    def total(self) -> int:
+        """Tokens known, computed or not."""
+        return len(self.tokens)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        """Generated tokens so far (a copy)."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
