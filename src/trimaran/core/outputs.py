@@ -1,0 +1,100 @@
+"""What a caller gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trimaran.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability under the model (natural, temperature 1).
+
+    Attributes:
+        rank: 1 is the most likely token.
+        text: the token by itself; bytes that aren't whole characters become U+FFFD.
+    """
+
+    logprob: float
+    rank: int
+    text: str
+
+
+Logprobs = dict[int, Logprob]
+"""Token id -> its log-probability: the chosen token first, then the most likely ones."""
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Times of a request, seconds on the engine's clock; None until they happen."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class SequenceDelta:
+    """What one step added to one sequence.
+
+    Attributes:
+        text: characters that are now certain; once emitted they never change.
+        token_ids: tokens of this step; a stop token is among them, its text isn't.
+        logprobs: one entry a token of `token_ids`, when asked for.
+        prompt_logprobs: for all prompt tokens, with the first delta of index 0, when asked.
+        finish_reason: set with the last delta.
+        stop_reason: the stop string or stop token id that ended the sequence; None for the
+            model's own end of sequence.
+        error: why the request failed, with finish reason ERROR.
+    """
+
+    request_id: str
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
+    prompt_logprobs: list[Logprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's `n` sequences; fields as in vLLM."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's whole answer; fields as in vLLM."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[Logprobs | None] | None = None
+    finished: bool = False
+    metrics: RequestMetrics | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of the first sequence."""
+        return self.outputs[0].text
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose KV came from the prefix cache."""
+        return self.metrics.cached_tokens if self.metrics else 0
