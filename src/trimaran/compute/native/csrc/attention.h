@@ -1,0 +1,96 @@
+// Paged causal attention: its inputs, how its work is cut into units, and who merges.
+//
+// Arithmetic, one for every way of cutting the work. Positions are cut at absolute
+// multiples of kChunk. For each row (one query head of one token) and chunk:
+//
+//   s_j = q . k_j over d in a fixed order        (q is scaled first)
+//   m   = max s_j,  p_j = exp(s_j - m),  l = sum p_j in a fixed order
+//   acc = sum p_j v_j in order of j
+//
+// and (m, l, acc) of the chunks are merged in order of chunk. Masked positions contribute
+// exactly 0. So a row's bits depend on its own q and on the K and V of its own positions
+// only: not on the rows that share its unit, the block size, or who runs which chunk.
+//
+// Unused slots of the cache (positions >= context) may hold anything, NaN included.
+//
+// A step: plan_attention once; then for each layer write_kv of all rows (barrier),
+// attention_unit of all units (barrier), and if there are merges, merge_unit of all merges.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace trimaran {
+
+constexpr int kChunk = 256;
+
+// Inputs of one layer's attention. Arrays are C-contiguous; T rows, S sequences, as in
+// core/step_plan.py.
+struct AttentionArgs {
+  const float* q = nullptr;  // [T][heads * head_dim], rotated
+  const float* k = nullptr;  // [T][kv_heads * head_dim], rotated
+  const float* v = nullptr;  // [T][kv_heads * head_dim]
+  float* out = nullptr;      // [T][heads * head_dim]
+  std::uint16_t* k_cache = nullptr;  // this layer's pages, see kv_cache.h
+  std::uint16_t* v_cache = nullptr;
+  int rows = 0;
+  int sequences = 0;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int block_size = 0;
+  int table_width = 0;
+  float scale = 1.0f;
+  const std::int32_t* positions = nullptr;     // [T]
+  const std::int32_t* slots = nullptr;         // [T]
+  const std::int32_t* row_starts = nullptr;    // [S + 1]
+  const std::int32_t* contexts = nullptr;      // [S]
+  const std::int32_t* block_tables = nullptr;  // [S][table_width]
+  float* workspace = nullptr;  // AttentionPlan::workspace_floats, 64-byte aligned
+};
+
+// Rows row_begin..row_end of one sequence, one KV head, chunks chunk_begin..chunk_end.
+struct AttentionUnit {
+  std::int32_t sequence;
+  std::int32_t kv_head;
+  std::int32_t row_begin;
+  std::int32_t row_end;
+  std::int32_t chunk_begin;
+  std::int32_t chunk_end;
+  // Offset in the workspace of the partials of all chunks of these rows, or -1: the unit
+  // has every chunk and writes `out` itself.
+  std::int64_t partial;
+};
+
+// Partials of one group of rows, of all their chunks, to be merged into `out`.
+struct AttentionMerge {
+  std::int32_t sequence;
+  std::int32_t kv_head;
+  std::int32_t row_begin;
+  std::int32_t row_end;
+  std::int64_t partial;
+};
+
+// How a step's attention is cut; the same for all of its layers.
+struct AttentionPlan {
+  std::vector<AttentionUnit> units;    // in any order, on any thread
+  std::vector<AttentionMerge> merges;  // after all units; often empty
+  std::size_t workspace_floats = 0;
+};
+
+// Reads only the dimensions and the step's index arrays of `args`. Reuses the plan's memory.
+void plan_attention(const AttentionArgs& args, int threads, AttentionPlan& plan);
+
+// Bytes of a thread's scratch memory (64-byte aligned) for attention_unit and merge_unit;
+// of any tier.
+std::size_t attention_scratch_bytes(int heads, int kv_heads, int head_dim);
+
+// Per tier (see tier.h):
+//   void write_kv(const AttentionArgs&, int row_begin, int row_end);
+//   void attention_unit(const AttentionArgs&, const AttentionUnit&, void* scratch);
+//   void merge_unit(const AttentionArgs&, const AttentionMerge&, void* scratch);
+// attention_unit of the amx tier loads its own tile configuration and leaves it loaded:
+// whoever uses tiles next must load theirs.
+
+}  // namespace trimaran
