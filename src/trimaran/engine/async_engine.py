@@ -1,0 +1,148 @@
+"""The engine for asyncio: many tasks submit, stream and abort at once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator
+
+from trimaran.core.errors import RequestFailedError
+from trimaran.core.outputs import RequestOutput, SequenceDelta
+from trimaran.core.request import FinishReason, Request
+from trimaran.core.sampling_params import SamplingParams
+from trimaran.engine.collector import OutputCollector
+from trimaran.engine.core import EngineCore
+from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
+from trimaran.engine.thread import EngineThread
+
+
+class _LoopRelay:
+    """Carries deltas from the engine's thread into one event loop.
+
+    Whatever a step yields for any number of tasks crosses in one wake-up of the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._pending: list[tuple[asyncio.Queue[SequenceDelta], list[SequenceDelta]]] = []
+
+    def send(self, queue: asyncio.Queue[SequenceDelta], deltas: list[SequenceDelta]) -> None:
+        with self._lock:
+            self._pending.append((queue, deltas))
+            first = len(self._pending) == 1
+        if first and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, []
+        for queue, deltas in pending:
+            for delta in deltas:
+                queue.put_nowait(delta)
+
+
+class AsyncEngine:
+    """Submit, stream and abort from many tasks; one engine thread behind it."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._thread = EngineThread(core)
+        self._ids = itertools.count()
+        self._relays: dict[int, _LoopRelay] = {}
+
+    @property
+    def core(self) -> EngineCore:
+        """The engine, for reading its configuration."""
+        return self._thread.core
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[SequenceDelta]:
+        """Deltas of a request as they come, until all of its sequences have ended.
+
+        Leaving the iteration early (break, cancellation, `aclose`) aborts the request.
+
+        Raises:
+            RequestError: it could never be served.
+            RequestFailedError: it failed while running.
+            EngineClosedError: the engine takes no requests any more.
+        """
+        request = self._request(prompt, params, request_id, priority, cache_salt)
+        loop = asyncio.get_running_loop()
+        relay = self._relays.setdefault(id(loop), _LoopRelay(loop))
+        if relay._loop is not loop:  # a loop that ended left its address to this one
+            relay = self._relays[id(loop)] = _LoopRelay(loop)
+        queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
+        open_sequences = request.params.n
+        self._thread.submit(request, lambda deltas: relay.send(queue, deltas))
+        try:
+            while open_sequences:
+                delta = await queue.get()
+                if delta.error is not None:
+                    open_sequences = 0
+                    raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
+                if delta.finish_reason is not None:
+                    aborted = delta.finish_reason is FinishReason.ABORT
+                    open_sequences = 0 if aborted else open_sequences - 1
+                yield delta
+        finally:
+            if open_sequences:
+                self._thread.abort(request.id)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestOutput:
+        """The whole answer of a request. Cancelling the task aborts it; errors as `stream`."""
+        params = params or SamplingParams()
+        ids = prompt_ids(prompt, self.core.tokenizer)
+        collector = OutputCollector(request_id or "", prompt_text(prompt), ids, params.n)
+        async for delta in self.stream(
+            ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        ):
+            collector.output.request_id = delta.request_id
+            collector.add(delta)
+        return collector.result()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; its stream ends with the finish reason ABORT."""
+        self._thread.abort(request_id)
+
+    async def close(self) -> None:
+        """Ends every request and frees the engine."""
+        await asyncio.to_thread(self._thread.close)
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str,
+    ) -> Request:
+        return Request(
+            id=request_id or f"async-{next(self._ids)}",
+            prompt=prompt_ids(prompt, self.core.tokenizer),
+            params=params or SamplingParams(),
+            arrival=self.core.clock.now(),
+            priority=priority,
+            cache_salt=cache_salt,
+        )

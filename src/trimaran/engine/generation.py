@@ -1,0 +1,141 @@
+"""The engine's own record of a request while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trimaran.core.outputs import Logprobs, RequestMetrics, SequenceDelta
+from trimaran.core.request import FinishReason, Request, Sequence
+from trimaran.core.uniforms import derive_seed
+from trimaran.engine.adjustments import Adjustments, adjustments_for
+from trimaran.engine.text import StopMatch, TextStream
+from trimaran.models.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One sequence with what turns its tokens into an answer."""
+
+    live: LiveRequest
+    sequence: Sequence
+    text: TextStream
+    adjustments: Adjustments | None
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that has not ended, and the sequences that answer it.
+
+    Attributes:
+        eos_ids: the model's tokens that end a sequence (none with `ignore_eos`).
+        max_tokens: output tokens at most, the context's end included.
+        prompt_logprobs: entries found so far, one a prompt token; None when not asked.
+    """
+
+    request: Request
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+    max_tokens: int
+    metrics: RequestMetrics
+    generations: list[Generation] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs | None] | None = None
+
+    @classmethod
+    def start(
+        cls,
+        request: Request,
+        tokenizer: Tokenizer,
+        model_eos: tuple[int, ...],
+        context: int,
+        seed: int,
+    ) -> LiveRequest:
+        """A record with its first sequence; `seed` is the request's random stream."""
+        params = request.params
+        room = context - len(request.prompt)
+        live = cls(
+            request=request,
+            tokenizer=tokenizer,
+            eos_ids=frozenset() if params.ignore_eos else frozenset(model_eos),
+            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            metrics=RequestMetrics(arrival=request.arrival),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+        live.add(
+            Sequence(
+                request=request, index=0, tokens=list(request.prompt), seed=derive_seed(seed, 0)
+            )
+        )
+        return live
+
+    @property
+    def ended(self) -> bool:
+        return all(g.sequence.finished for g in self.generations) and (
+            len(self.generations) == self.request.params.n
+            or any(g.sequence.finish_reason in _FINAL for g in self.generations)
+        )
+
+    def add(self, sequence: Sequence) -> Generation:
+        """Takes a sequence into the record."""
+        params = self.request.params
+        hidden = self.tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        generation = Generation(
+            live=self,
+            sequence=sequence,
+            text=TextStream(
+                self.tokenizer.token_bytes,
+                hidden,
+                params.stop_strings,
+                params.include_stop_str_in_output,
+            ),
+            adjustments=adjustments_for(
+                params, self.request.prompt, self.eos_ids | frozenset(params.stop_token_ids)
+            ),
+        )
+        self.generations.append(generation)
+        return generation
+
+    def fork(self, seed: int) -> list[Generation]:
+        """The sequences 1 .. n-1, as far computed as the first."""
+        parent = self.generations[0].sequence
+        parent.forked = True
+        return [
+            self.add(
+                Sequence(
+                    request=self.request,
+                    index=index,
+                    tokens=list(parent.tokens),
+                    seed=derive_seed(seed, index),
+                    computed=parent.computed,
+                    cached=parent.cached,
+                    forked=True,
+                )
+            )
+            for index in range(1, self.request.params.n)
+        ]
+
+
+_FINAL = (FinishReason.ABORT, FinishReason.ERROR)
+
+
+def take_token(generation: Generation, token: int) -> tuple[SequenceDelta, FinishReason | None]:
+    """Appends a sampled token to its sequence; says whether that ended it, and why."""
+    live, sequence = generation.live, generation.sequence
+    params = live.request.params
+    sequence.tokens.append(token)
+    length = sequence.output_length
+    if generation.adjustments is not None:
+        generation.adjustments.record(token, length)
+    delta = SequenceDelta(live.request.id, sequence.index, token_ids=[token])
+    if token in live.eos_ids or token in params.stop_token_ids:
+        delta.text = generation.text.finish()
+        delta.stop_reason = None if token in live.eos_ids else token
+        return delta, FinishReason.STOP
+    stop: StopMatch | None
+    delta.text, stop = generation.text.push(token, length >= params.min_tokens)
+    if stop is not None:
+        delta.stop_reason = stop.text
+        return delta, FinishReason.STOP
+    if length >= live.max_tokens:
+        delta.text += generation.text.finish()
+        return delta, FinishReason.LENGTH
+    return delta, None

@@ -1,0 +1,269 @@
+"""`LLM`: a model for offline use, familiar to a user of vLLM."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trimaran.core.config import EngineConfig
+from trimaran.core.errors import ParameterError, RequestFailedError, TemplateError
+from trimaran.core.outputs import RequestOutput, SequenceDelta
+from trimaran.core.request import FinishReason, Request
+from trimaran.core.sampling_params import SamplingParams
+from trimaran.engine.collector import OutputCollector
+from trimaran.engine.factory import Phases, load_engine
+from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
+from trimaran.engine.thread import EngineThread
+from trimaran.models.store import DEFAULT_MODEL
+from trimaran.models.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+"""A chat message: {"role": …, "content": …}."""
+
+Progress = Callable[[int, int], None]
+"""Called with (requests finished, requests in all)."""
+
+
+class LLM:
+    """A model, loaded; generates for one prompt or for thousands.
+
+    Example:
+        >>> with LLM("smollm2-135m") as llm:
+        ...     print(llm.generate("The capital of France is")[0].text)
+
+    Safe to use from several threads; their requests share the batch.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        phases: Phases | None = None,
+        download_progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            model: a .gguf file, a folder with config.json and safetensors, a known name
+                ("smollm2-135m"), or a hub name ("owner/name").
+            phases: collects how long each phase of the start-up took.
+            download_progress: called with (bytes so far, bytes in all) of a download.
+            **options: fields of `EngineConfig`; an unknown one is refused by name.
+
+        Raises:
+            ConfigError, ModelNotFoundError, DownloadError, CheckpointError, CapacityError,
+            BackendError: each says what to do.
+        """
+        config = EngineConfig.from_mapping(options)
+        loaded = load_engine(model, config, phases=phases, progress=download_progress)
+        self._core = loaded.core
+        self._template = loaded.chat_template
+        self._thread = EngineThread(loaded.core)
+        self._ids = itertools.count()
+        self.path = loaded.path
+        self.config = config
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._core.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt and output together, in tokens."""
+        return self._core.max_model_len
+
+    def describe(self) -> dict[str, Any]:
+        """Back end, instruction set, threads, weight and KV types: plain JSON values."""
+        return self._core.backend.describe()
+
+    # ------------------------------------------------------------------ generating
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Answers of all prompts, in their order.
+
+        Args:
+            prompts: text, token ids, or a list of either.
+            sampling_params: for all prompts, or one each.
+
+        Raises:
+            RequestError: a prompt can never be served; none has been started then.
+            RequestFailedError: a request failed while running; the others were aborted.
+        """
+        many = _as_list(prompts)
+        params = _params_list(sampling_params, len(many))
+        requests = [
+            self._request(prompt_ids(prompt, self.tokenizer), own)
+            for prompt, own in zip(many, params, strict=True)
+        ]
+        texts = [prompt_text(prompt) for prompt in many]
+        return self._run(requests, texts, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or to a list of them, through the chat template.
+
+        Raises:
+            TemplateError: the model has no chat template, or it refused the messages.
+        """
+        conversations = _conversations(messages)
+        params = _params_list(sampling_params, len(conversations))
+        texts = [self.render_chat(conversation) for conversation in conversations]
+        requests = [
+            self._request(self._chat_ids(text), own)
+            for text, own in zip(texts, params, strict=True)
+        ]
+        return self._run(requests, list(texts), progress)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[SequenceDelta]:
+        """Deltas of one prompt's answer as they come; leaving the iteration early aborts it."""
+        ids = prompt_ids(prompt, self.tokenizer)
+        return self._stream(self._request(ids, sampling_params or SamplingParams()))
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[SequenceDelta]:
+        """`stream` for a conversation."""
+        ids = self._chat_ids(self.render_chat(messages))
+        return self._stream(self._request(ids, sampling_params or SamplingParams()))
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """The prompt text of a conversation, ready for the assistant's turn."""
+        if self._template is None:
+            raise TemplateError(
+                f"the model at '{self.path}' has no chat template; use generate() with a prompt"
+            )
+        return self._template.render(list(messages), add_generation_prompt=True)
+
+    # ------------------------------------------------------------------ life
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes that no request holds."""
+        self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())
+
+    def close(self) -> None:
+        """Ends every request and frees the model; may be called twice."""
+        self._thread.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _chat_ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)  # the template wrote them
+
+    def _request(self, ids: list[int], params: SamplingParams) -> Request:
+        return Request(
+            id=f"llm-{next(self._ids)}",
+            prompt=ids,
+            params=params,
+            arrival=self._core.clock.now(),
+        )
+
+    def _run(
+        self, requests: list[Request], texts: Sequence[str | None], progress: Progress | None
+    ) -> list[RequestOutput]:
+        for request in requests:
+            self._core.check(request)
+        inbox: queue.SimpleQueue[list[SequenceDelta]] = queue.SimpleQueue()
+        collectors = {
+            request.id: OutputCollector(request.id, text, request.prompt, request.params.n)
+            for request, text in zip(requests, texts, strict=True)
+        }
+        unfinished = set(collectors)
+        try:
+            for request in requests:
+                self._thread.submit(request, inbox.put)
+            while unfinished:
+                for delta in inbox.get():
+                    collector = collectors[delta.request_id]
+                    if not collector.add(delta):
+                        continue
+                    unfinished.discard(delta.request_id)
+                    collector.result()
+                    if progress is not None:
+                        progress(len(requests) - len(unfinished), len(requests))
+        finally:
+            for request_id in unfinished:  # an error, or Ctrl-C
+                self._thread.abort(request_id)
+        return [collectors[request.id].result() for request in requests]
+
+    def _stream(self, request: Request) -> Iterator[SequenceDelta]:
+        inbox: queue.SimpleQueue[list[SequenceDelta]] = queue.SimpleQueue()
+        self._thread.submit(request, inbox.put)
+        return self._follow(request, inbox)
+
+    def _follow(
+        self, request: Request, inbox: queue.SimpleQueue[list[SequenceDelta]]
+    ) -> Iterator[SequenceDelta]:
+        unfinished = request.params.n
+        try:
+            while unfinished:
+                for delta in inbox.get():
+                    if delta.error is not None:
+                        unfinished = 0
+                        raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
+                    if delta.finish_reason is not None:
+                        aborted = delta.finish_reason is FinishReason.ABORT
+                        unfinished = 0 if aborted else unfinished - 1
+                    yield delta
+        finally:
+            if unfinished:
+                self._thread.abort(request.id)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and isinstance(items[0], int):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
+
+
+def _params_list(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    many = list(params)
+    if len(many) != count:
+        raise ParameterError(
+            "sampling_params",
+            f"{len(many)} sampling parameters for {count} prompts; give one for all or one each",
+        )
+    return many
+
+
+def _conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]],
+) -> list[Sequence[Message]]:
+    items = list(messages)
+    if not items:
+        raise TemplateError("the conversation is empty; give at least one message")
+    if isinstance(items[0], Mapping):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]

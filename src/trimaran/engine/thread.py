@@ -1,0 +1,130 @@
+"""Runs the step loop on a thread of its own, for callers on any thread."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+
+from trimaran.core.errors import EngineClosedError
+from trimaran.core.outputs import SequenceDelta
+from trimaran.core.request import FinishReason, Request
+from trimaran.engine.core import EngineCore
+
+Sink = Callable[[list[SequenceDelta]], None]
+"""Gets a request's deltas of one step, on the engine's thread; must be quick and not raise."""
+
+
+class EngineThread:
+    """Owns an `EngineCore`; every method may be called from any thread.
+
+    Between steps the thread takes what callers want (submit, abort) from an inbox; with
+    nothing to do it sleeps on it. Should the loop itself die, every request ends with the
+    reason and later ones are refused with it.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._sinks: dict[str, Sink] = {}
+        self._closing = False
+        self._death: str | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Hands a request in; `sink` gets all of its deltas, the last with a finish reason.
+
+        Raises:
+            RequestError: the request could never be served.
+            EngineClosedError: the engine takes no requests any more.
+        """
+        self.core.check(request)
+        with self._lock:  # so that nothing enters the inbox after the last look at it
+            self._refuse_if_closed()
+            self._inbox.put(lambda: self._add(request, sink))
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request and frees what it holds before the next step; harmless when it has
+        ended. Its sink gets the finish reason ABORT."""
+        self._inbox.put(lambda: self._deliver(self.core.abort(request_id)))
+
+    def call(self, function: Callable[[EngineCore], None]) -> None:
+        """Runs `function` on the engine's thread between two steps, some time soon."""
+        self._inbox.put(lambda: function(self.core))
+
+    def close(self) -> None:
+        """Ends every request, stops the thread, frees the back end; may be called twice."""
+        with self._lock:
+            self._closing = True
+        self._inbox.put(lambda: None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._death is None and not self._closing
+
+    # ------------------------------------------------------------------ on the thread
+
+    def _run(self) -> None:
+        why = "the engine was closed"
+        try:
+            while not self._closing:
+                self._take_inbox(wait=not self.core.has_work)
+                if not self._closing:
+                    self._deliver(self.core.step())
+        except Exception as error:  # a bug: say so to everybody rather than hang
+            why = f"the engine's step loop died: {type(error).__name__}: {error}"
+        self._shut(why)
+
+    def _take_inbox(self, wait: bool) -> None:
+        if wait:
+            self._inbox.get()()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._inbox.get_nowait()()
+
+    def _add(self, request: Request, sink: Sink) -> None:
+        if self._death is not None:
+            sink([_failed(request.id, self._death)])
+            return
+        try:
+            self.core.add(request)
+        except Exception as error:  # e.g. an id that came twice at the same time
+            sink([_failed(request.id, str(error))])
+            return
+        self._sinks[request.id] = sink
+
+    def _deliver(self, deltas: list[SequenceDelta]) -> None:
+        grouped: dict[str, list[SequenceDelta]] = {}
+        for delta in deltas:
+            grouped.setdefault(delta.request_id, []).append(delta)
+        for request_id, own in grouped.items():
+            sink = self._sinks[request_id]
+            if not self.core.is_live(request_id):
+                del self._sinks[request_id]
+            sink(own)
+
+    def _shut(self, why: str) -> None:
+        with self._lock:  # from here on nothing enters the inbox
+            self._death = why
+        with contextlib.suppress(Exception):
+            self._take_inbox(wait=False)
+        for request_id, sink in self._sinks.items():
+            with contextlib.suppress(Exception):
+                sink([_failed(request_id, why)])
+        self._sinks.clear()
+        self.core.backend.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self._death is not None or self._closing:
+            raise EngineClosedError(
+                f"no request can be taken: {self._death or 'the engine is closing'}"
+            )
+
+
+def _failed(request_id: str, why: str) -> SequenceDelta:
+    return SequenceDelta(request_id, 0, finish_reason=FinishReason.ERROR, error=why)
