@@ -28,21 +28,26 @@ class Adjustments:
         self._bias: Float32 = np.zeros(16, np.float32)
         self._repetition: Float32 = np.ones(16, np.float32)
         self._penalty: Float32 = np.zeros(16, np.float32)
+        # A new slot may move the arrays, so it is taken before they are named.
         for token, bias in (params.logit_bias or {}).items():
-            self._bias[self._slot(token)] = bias
+            slot = self._slot(token)
+            self._bias[slot] = bias
         if params.repetition_penalty != 1.0:
             for token in set(prompt):
-                self._repetition[self._slot(token)] = params.repetition_penalty
+                slot = self._slot(token)
+                self._repetition[slot] = params.repetition_penalty
         self._forbidden = stop_ids if params.min_tokens else frozenset()
         for token in self._forbidden:
-            self._bias[self._slot(token)] = -np.inf
+            slot = self._slot(token)
+            self._bias[slot] = -np.inf
 
     def record(self, token: int, output_length: int) -> None:
         """`token` was generated; the output has now `output_length` tokens."""
         params = self._params
         if self._forbidden and output_length >= params.min_tokens:
             for stop in self._forbidden:
-                self._bias[self._slot(stop)] = (params.logit_bias or {}).get(stop, 0.0)
+                slot = self._slot(stop)
+                self._bias[slot] = (params.logit_bias or {}).get(stop, 0.0)
             self._forbidden = frozenset()
         if not params.penalised:
             return
