@@ -44,27 +44,19 @@ def ask_oracle(path: Path) -> dict[str, tuple[list[int], Distributions]]:
 
 
 def ours(
-    path: Path,
-    config: EngineConfig,
-    answers: dict[str, tuple[list[int], Distributions]],
+    path: Path, config: EngineConfig, answers: dict[str, tuple[list[int], Distributions]]
 ) -> dict[str, Agreement]:
     backend = make_backend(load_checkpoint(path).model, config)
     try:
-        return {
-            name: agreement_of(backend, ids, want)
-            for name, (ids, want) in answers.items()
-        }
+        return {name: agreement_of(backend, ids, want) for name, (ids, want) in answers.items()}
     finally:
         backend.close()
 
 
-def theirs(
-    path: Path, answers: dict[str, tuple[list[int], Distributions]]
-) -> dict[str, Agreement]:
+def theirs(path: Path, answers: dict[str, tuple[list[int], Distributions]]) -> dict[str, Agreement]:
     with LlamaCppOracle(path, kv_type="f16") as peer:
         return {
-            name: Agreement.between(want, peer.logits(ids))
-            for name, (ids, want) in answers.items()
+            name: Agreement.between(want, peer.logits(ids)) for name, (ids, want) in answers.items()
         }
 
 
@@ -82,9 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--model", default="smollm2-135m", help="name or path of a GGUF model"
-    )
+    parser.add_argument("--model", default="smollm2-135m", help="name or path of a GGUF model")
     parser.add_argument("--weights", default="bf16,int8,as-is")
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--threads", type=int, default=0)
@@ -92,14 +82,10 @@ def main() -> None:
     args = parser.parse_args()
     path = Path(resolve(args.model))
     answers = ask_oracle(path)
-    print(
-        "| arithmetic | text | positions | greedy equal | KL mean | KL 99 % | KL largest |"
-    )
+    print("| arithmetic | text | positions | greedy equal | KL mean | KL 99 % | KL largest |")
     print("|---|---|---|---|---|---|---|")
     for weights in args.weights.split(","):
-        config = EngineConfig(
-            backend="native", weights=weights, isa=args.isa, threads=args.threads
-        )
+        config = EngineConfig(backend="native", weights=weights, isa=args.isa, threads=args.threads)
         print(*rows(f"native {weights}", ours(path, config, answers)), sep="\n")
     if args.peer:
         print(*rows("llama.cpp, file as it is", theirs(path, answers)), sep="\n")

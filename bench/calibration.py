@@ -78,9 +78,7 @@ def int8_rate(threads: int) -> float:
             np.add(array, array, out=array)
 
     with ThreadPoolExecutor(threads) as pool:
-        return best_rate(
-            lambda: list(pool.map(add, arrays)), rounds * size * threads / 1e9
-        )
+        return best_rate(lambda: list(pool.map(add, arrays)), rounds * size * threads / 1e9)
 
 
 def calibrate(threads: int, weight_bytes: int) -> dict[str, float]:

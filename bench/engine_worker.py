@@ -89,9 +89,7 @@ class LlamaCpp:
         params.n_ctx = sequences * LLAMA_CPP_SLOT_TOKENS
         threads = options.pop("threads", 0) or len(os.sched_getaffinity(0))
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        flash = {"off": "DISABLED", "auto": "AUTO"}[
-            options.pop("flash_attention", "off")
-        ]
+        flash = {"off": "DISABLED", "auto": "AUTO"}[options.pop("flash_attention", "off")]
         params.flash_attn_type = getattr(
             xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{flash}"
         )

@@ -62,15 +62,8 @@ class Worker:
     about: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def start(
-        cls, name: str, engine: str, model: str, options: dict[str, Any]
-    ) -> Worker:
-        command = [
-            sys.executable,
-            str(ROOT / "bench" / "engine_worker.py"),
-            engine,
-            model,
-        ]
+    def start(cls, name: str, engine: str, model: str, options: dict[str, Any]) -> Worker:
+        command = [sys.executable, str(ROOT / "bench" / "engine_worker.py"), engine, model]
         command += ["--sequences", str(SEQUENCES), "--options", json.dumps(options)]
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -152,17 +145,9 @@ def calibrate(threads: int, weight_bytes: int) -> dict[str, float]:
 def run_workload(worker: Worker, workload: str, prompts: list[list[int]]) -> float:
     """One figure in the workload's unit."""
     if workload == "a":
-        return (
-            1e3
-            * worker.ask({"task": "stream", "prompt": prompts[0], "tokens": 128})[
-                "tpot"
-            ]
-        )
+        return 1e3 * worker.ask({"task": "stream", "prompt": prompts[0], "tokens": 128})["tpot"]
     if workload == "b":
-        return (
-            1e3
-            * worker.ask({"task": "stream", "prompt": prompts[0], "tokens": 1})["ttft"]
-        )
+        return 1e3 * worker.ask({"task": "stream", "prompt": prompts[0], "tokens": 1})["ttft"]
     done = worker.ask({"task": "batch", "prompts": prompts, "tokens": 128})
     return done["tokens"] / done["seconds"]
 
@@ -189,18 +174,12 @@ def measure(
         for worker in schedule(workers, repeats):
             value = run_workload(worker, workload, made)
             rows[worker.name].append(value)
-            print(
-                f"{workload} {worker.name}: {value:.1f} {UNITS[workload]}",
-                file=sys.stderr,
-            )
+            print(f"{workload} {worker.name}: {value:.1f} {UNITS[workload]}", file=sys.stderr)
     return figures
 
 
 def decode_limits(
-    worker: Worker,
-    figures: dict[str, dict[str, list[float]]],
-    kv_bytes: int,
-    bandwidth: float,
+    worker: Worker, figures: dict[str, dict[str, list[float]]], kv_bytes: int, bandwidth: float
 ) -> dict[str, float]:
     """Share of the bandwidth limit in decode: 1 is as fast as memory can be read.
 
@@ -233,14 +212,10 @@ def report(result: dict[str, Any]) -> str:
             middle = statistics.median(values)
             cells.append(f"{middle:.1f} ({min(values):.1f}–{max(values):.1f})")
         limits = result["engines"][name]["share_of_limit"]
-        shares = ", ".join(
-            f"{limits[w]:.0%}" if w in limits else "–" for w in ("a", "c")
-        )
+        shares = ", ".join(f"{limits[w]:.0%}" if w in limits else "–" for w in ("a", "c"))
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {shares} |")
     for when in ("before", "after"):
-        rates = ", ".join(
-            f"{k} {v:.1f}" for k, v in result["calibration"][when].items()
-        )
+        rates = ", ".join(f"{k} {v:.1f}" for k, v in result["calibration"][when].items())
         lines.append(f"calibration {when}: {rates}")
     return "\n".join(lines)
 
@@ -276,15 +251,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--model", default="smollm2-135m", help="name or path of a GGUF model"
-    )
+    parser.add_argument("--model", default="smollm2-135m", help="name or path of a GGUF model")
     parser.add_argument("--engines", nargs="+", default=list(DEFAULT_ENGINES))
     parser.add_argument("--workloads", default="a,b,c", help="of a, b, c")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--threads", type=int, default=0, help="of every engine; 0: all CPUs"
-    )
+    parser.add_argument("--threads", type=int, default=0, help="of every engine; 0: all CPUs")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     args = parser.parse_args()
     from trimaran.models.store import resolve
@@ -292,21 +263,14 @@ def main() -> None:
     path = Path(resolve(args.model))
     with ExitStack() as stack:
         workers = start_workers(args.engines, args.model, path, args.threads, stack)
-        tokenizers = [
-            worker for worker in workers if worker.name.startswith("trimaran")
-        ]
+        tokenizers = [worker for worker in workers if worker.name.startswith("trimaran")]
         if not tokenizers:
-            tokenizers = start_workers(
-                ["trimaran"], args.model, path, args.threads, stack
-            )
+            tokenizers = start_workers(["trimaran"], args.model, path, args.threads, stack)
         weight_bytes = tokenizers[0].about["weight_bytes"]
         kv_bytes = tokenizers[0].about["kv_bytes_per_token"]
         before = calibrate(args.threads, weight_bytes)
         figures = measure(
-            workers,
-            args.workloads.split(","),
-            args.repeats,
-            Prompts(tokenizers[0], args.seed),
+            workers, args.workloads.split(","), args.repeats, Prompts(tokenizers[0], args.seed)
         )
         after = calibrate(args.threads, weight_bytes)
         bandwidth = max(before["read_weights_gb_s"], after["read_weights_gb_s"])
@@ -319,9 +283,7 @@ def main() -> None:
                 worker.name: {
                     "about": worker.about,
                     "load_seconds": worker.load_seconds,
-                    "share_of_limit": decode_limits(
-                        worker, figures, kv_bytes, bandwidth
-                    ),
+                    "share_of_limit": decode_limits(worker, figures, kv_bytes, bandwidth),
                 }
                 for worker in workers
             },

@@ -69,11 +69,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="of the engine",
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine"
     )
     args = parser.parse_args()
     options: dict[str, Any] = dict(item.split("=", 1) for item in args.option)
@@ -86,9 +82,7 @@ def main() -> None:
         print(f"{name:20} {statistics.median(values):7.3f} s  ({spread})")
     RESULTS.mkdir(exist_ok=True)
     target = RESULTS / f"startup-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    target.write_text(
-        json.dumps({"model": args.model, "options": options, "runs": runs}, indent=2)
-    )
+    target.write_text(json.dumps({"model": args.model, "options": options, "runs": runs}, indent=2))
     print(f"written to {target.relative_to(ROOT)}", file=sys.stderr)
 
 

@@ -21,9 +21,7 @@ class OracleText:
 
 
 @pytest.fixture(scope="session")
-def oracle_texts(
-    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[OracleText]:
+def oracle_texts(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[OracleText]:
     """llama.cpp's float32 arithmetic on the weights of the default model."""
     path = tmp_path_factory.mktemp("oracle") / "float32.gguf"
     try:

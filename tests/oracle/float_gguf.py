@@ -40,19 +40,13 @@ def write_float_gguf(
         if field.name == gguf.Keys.General.FILE_TYPE:
             writer.add_file_type(_file_type(block_type))
             continue
-        element = (
-            field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
-        )
-        writer.add_key_value(
-            field.name, field.contents(), field.types[0], sub_type=element
-        )
+        element = field.types[-1] if field.types[0] is gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=element)
     for tensor in reader.tensors:
         kind = _converted(tensor, block_type)
         shape = tuple(int(n) for n in reversed(tensor.shape))
         size = int(np.prod(gguf.quant_shape_to_byte_shape(shape, kind)))
-        writer.add_tensor_info(
-            tensor.name, shape, np.dtype(np.float32), size, raw_dtype=kind
-        )
+        writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), size, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -73,9 +67,7 @@ def _converted(
     return gguf.GGMLQuantizationType.F32 if stays else block_type
 
 
-def _data(
-    tensor: gguf.ReaderTensor, kind: gguf.GGMLQuantizationType
-) -> npt.NDArray[np.generic]:
+def _data(tensor: gguf.ReaderTensor, kind: gguf.GGMLQuantizationType) -> npt.NDArray[np.generic]:
     if tensor.tensor_type is kind:
         return np.asarray(tensor.data)
     values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)

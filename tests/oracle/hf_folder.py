@@ -41,9 +41,7 @@ def write_hf_folder(source: str | Path, folder: str | Path, dtype: str = "F32") 
     reader = gguf.GGUFReader(source)
     config = _config(reader, dtype)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    (folder / "tokenizer.json").write_text(
-        json.dumps(_tokenizer(reader), ensure_ascii=False)
-    )
+    (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(reader), ensure_ascii=False))
     _write_safetensors(folder / "model.safetensors", _tensors(reader, config), dtype)
 
 
@@ -78,13 +76,8 @@ def _config(reader: gguf.GGUFReader, dtype: str) -> dict[str, Any]:
     }
 
 
-def _tensors(
-    reader: gguf.GGUFReader, config: dict[str, Any]
-) -> dict[str, npt.NDArray[np.float32]]:
-    heads = {
-        "attn_q": config["num_attention_heads"],
-        "attn_k": config["num_key_value_heads"],
-    }
+def _tensors(reader: gguf.GGUFReader, config: dict[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     tensors = {}
     for tensor in reader.tensors:
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
@@ -104,19 +97,13 @@ def _hf_name(name: str) -> str:
     return f"{_OTHER_TENSORS[parts[0]]}.{parts[1]}"
 
 
-def _write_safetensors(
-    path: Path, tensors: dict[str, npt.NDArray[np.float32]], dtype: str
-) -> None:
+def _write_safetensors(path: Path, tensors: dict[str, npt.NDArray[np.float32]], dtype: str) -> None:
     size = {"F32": 4, "BF16": 2}[dtype]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, values in tensors.items():
         end = offset + values.size * size
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(values.shape),
-            "data_offsets": [offset, end],
-        }
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -179,8 +166,6 @@ def _tokenizer(reader: gguf.GGUFReader) -> dict[str, Any]:
             "byte_fallback": False,
             "ignore_merges": False,
             "vocab": {token: i for i, token in enumerate(tokens)},
-            "merges": [
-                merge.split(" ") for merge in _field(reader, "tokenizer.ggml.merges")
-            ],
+            "merges": [merge.split(" ") for merge in _field(reader, "tokenizer.ggml.merges")],
         },
     }

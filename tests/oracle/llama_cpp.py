@@ -109,10 +109,7 @@ _SIGNATURES = {
     "llama_batch_init": (_Batch, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]),
     "llama_batch_free": (None, [_Batch]),
     "llama_decode": (ctypes.c_int32, [ctypes.c_void_p, _Batch]),
-    "llama_get_logits_ith": (
-        ctypes.POINTER(ctypes.c_float),
-        [ctypes.c_void_p, ctypes.c_int32],
-    ),
+    "llama_get_logits_ith": (ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]),
     "llama_get_memory": (ctypes.c_void_p, [ctypes.c_void_p]),
     "llama_memory_clear": (None, [ctypes.c_void_p, ctypes.c_bool]),
     "llama_n_ctx": (ctypes.c_uint32, [ctypes.c_void_p]),
@@ -202,9 +199,7 @@ class LlamaCppOracle:
         self._context = lib.llama_init_from_model(self._model, params)
         if not self._context:
             self.close()
-            raise RuntimeError(
-                f"llama.cpp can't make a context of {n_ctx} tokens for {path}"
-            )
+            raise RuntimeError(f"llama.cpp can't make a context of {n_ctx} tokens for {path}")
         # It pads the context to a multiple of 256, and tells.
         self.n_ctx: int = lib.llama_n_ctx(self._context)
         self._check_context(wanted)
@@ -212,13 +207,7 @@ class LlamaCppOracle:
     def _check_context(self, wanted: dict[str, int]) -> None:
         made = {
             name: getattr(self._lib, f"llama_{name}")(self._context)
-            for name in (
-                "n_batch",
-                "n_ubatch",
-                "n_seq_max",
-                "n_threads",
-                "n_threads_batch",
-            )
+            for name in ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch")
         }
         asked = {name: wanted[name] for name in made}
         if made != asked or self.n_ctx < wanted["n_ctx"]:
@@ -267,9 +256,7 @@ class LlamaCppOracle:
         top = np.take_along_axis(logits, ids, axis=1)
         order = np.argsort(-top, axis=1, kind="stable")
         peak = logits.max(axis=1, keepdims=True)
-        total = np.log(
-            np.exp(logits - peak).sum(axis=1, keepdims=True, dtype=np.float64)
-        )
+        total = np.log(np.exp(logits - peak).sum(axis=1, keepdims=True, dtype=np.float64))
         logprobs = np.take_along_axis(top, order, axis=1) - peak - total
         return np.take_along_axis(ids, order, axis=1), logprobs.astype(np.float32)
 

@@ -27,10 +27,7 @@ TOP = 256
 
 def texts() -> dict[str, str]:
     """The texts to compare on, by name; `dialogue` is written in the chat format."""
-    return {
-        path.stem: path.read_text(encoding="utf-8")
-        for path in sorted(TEXTS.glob("*.txt"))
-    }
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(TEXTS.glob("*.txt"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +46,7 @@ class Distributions:
     def of(cls, logits: Float32, k: int = TOP) -> Distributions:
         """From logits [T, vocab]."""
         ids = np.argpartition(logits, -k, axis=1)[:, -k:]
-        order = np.argsort(
-            -np.take_along_axis(logits, ids, axis=1), axis=1, kind="stable"
-        )
+        order = np.argsort(-np.take_along_axis(logits, ids, axis=1), axis=1, kind="stable")
         ids = np.take_along_axis(ids, order, axis=1)
         return cls(ids, _logprobs(logits, ids))
 
@@ -76,9 +71,7 @@ class Agreement:
         p, q = np.exp(oracle.logprobs), np.exp(logprobs)
         p_rest = np.maximum(1 - p.sum(axis=1), 1e-12)
         q_rest = np.maximum(1 - q.sum(axis=1), 1e-12)
-        kl = (p * (oracle.logprobs - logprobs)).sum(axis=1) + p_rest * np.log(
-            p_rest / q_rest
-        )
+        kl = (p * (oracle.logprobs - logprobs)).sum(axis=1) + p_rest * np.log(p_rest / q_rest)
         return cls(logits.argmax(axis=1) == oracle.ids[:, 0], kl)
 
     @classmethod
@@ -144,9 +137,7 @@ def logits_of(
         )
 
 
-def agreement_of(
-    backend: Backend, token_ids: Sequence[int], oracle: Distributions
-) -> Agreement:
+def agreement_of(backend: Backend, token_ids: Sequence[int], oracle: Distributions) -> Agreement:
     """Of a back end with an oracle's distributions for the first len(token_ids) positions."""
     return Agreement.join(
         [

@@ -21,18 +21,13 @@ REFERENCE_POSITIONS = 200
 
 
 def measure(
-    config: EngineConfig,
-    path: Path,
-    texts: list[OracleText],
-    positions: int | None = None,
+    config: EngineConfig, path: Path, texts: list[OracleText], positions: int | None = None
 ) -> Agreement:
     backend = make_backend(load_checkpoint(path).model, config)
     parts = []
     try:
         for text in texts:
-            parts.append(
-                agreement_of(backend, text.ids[:positions], text.distributions)
-            )
+            parts.append(agreement_of(backend, text.ids[:positions], text.distributions))
             print(f"{config.backend} {config.weights} {text.name}: {parts[-1]}")
     finally:
         backend.close()

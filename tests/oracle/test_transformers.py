@@ -37,9 +37,7 @@ def transformers_texts(hf_folder: Path) -> list[OracleText]:
 
     torch.set_num_threads(2)
     tokenizer = tokenizers.Tokenizer.from_file(str(hf_folder / "tokenizer.json"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        hf_folder, dtype=torch.float32
-    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(hf_folder, dtype=torch.float32)
     answers = []
     for name, text in texts().items():
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -50,18 +48,12 @@ def transformers_texts(hf_folder: Path) -> list[OracleText]:
 
 
 def measure(
-    config: EngineConfig,
-    path: Path,
-    answers: list[OracleText],
-    positions: int | None = None,
+    config: EngineConfig, path: Path, answers: list[OracleText], positions: int | None = None
 ) -> Agreement:
     backend = make_backend(load_checkpoint(path).model, config)
     try:
         whole = Agreement.join(
-            [
-                agreement_of(backend, text.ids[:positions], text.distributions)
-                for text in answers
-            ]
+            [agreement_of(backend, text.ids[:positions], text.distributions) for text in answers]
         )
     finally:
         backend.close()
@@ -74,12 +66,8 @@ def test_both_oracles_agree(
 ) -> None:
     for ours, theirs in zip(transformers_texts, oracle_texts, strict=True):
         assert ours.ids == theirs.ids
-        assert (
-            ours.distributions.ids[:, 0] == theirs.distributions.ids[:, 0]
-        ).mean() > 0.999
-        top = abs(
-            ours.distributions.logprobs[:, 0] - theirs.distributions.logprobs[:, 0]
-        )
+        assert (ours.distributions.ids[:, 0] == theirs.distributions.ids[:, 0]).mean() > 0.999
+        top = abs(ours.distributions.logprobs[:, 0] - theirs.distributions.logprobs[:, 0])
         assert top.max() < 1e-3
 
 
