@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from oracle.float_gguf import write_float_gguf
 from oracle.llama_cpp import LlamaCppOracle
-from oracle.teacher_forcing import Distributions, texts
-
-
-@dataclass(frozen=True, slots=True)
-class OracleText:
-    """A text, tokenised by the oracle, and the oracle's distributions at every position."""
-
-    name: str
-    ids: list[int]
-    distributions: Distributions
+from oracle.teacher_forcing import Distributions, OracleText, texts
 
 
 @pytest.fixture(scope="session")

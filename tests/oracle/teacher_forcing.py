@@ -52,6 +52,15 @@ class Distributions:
 
 
 @dataclass(frozen=True, slots=True)
+class OracleText:
+    """A text, tokenised by the oracle, and the oracle's distributions at every position."""
+
+    name: str
+    ids: list[int]
+    distributions: Distributions
+
+
+@dataclass(frozen=True, slots=True)
 class Agreement:
     """Positions one after another, however they were chunked.
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from oracle.conftest import OracleText
-from oracle.teacher_forcing import Agreement, agreement_of
+from oracle.teacher_forcing import Agreement, OracleText, agreement_of
 
 from trimaran.core.config import EngineConfig
 from trimaran.engine.factory import make_backend

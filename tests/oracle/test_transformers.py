@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from oracle.conftest import OracleText
 from oracle.hf_folder import write_hf_folder
-from oracle.teacher_forcing import Agreement, Distributions, agreement_of, texts
+from oracle.teacher_forcing import Agreement, Distributions, OracleText, agreement_of, texts
 
 from trimaran.core.config import EngineConfig
 from trimaran.engine.factory import make_backend
