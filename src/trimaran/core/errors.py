@@ -59,7 +59,13 @@ class TemplateError(TrimaranError):
 
 
 class CapacityError(TrimaranError):
-    """There isn't enough memory for what was asked; the message names the option."""
+    """There isn't enough memory for what was asked; the message names the option.
+
+    Attributes:
+        request_id: of the one request that asked for too much, where it was one.
+    """
+
+    request_id: str | None = None
 
 
 class BackendError(TrimaranError):

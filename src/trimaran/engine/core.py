@@ -10,7 +10,7 @@ import numpy as np
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
-from trimaran.core.errors import BackendError, RequestError
+from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.core.sampling_batch import Float32
@@ -125,7 +125,12 @@ class EngineCore:
 
     def step(self) -> list[SequenceDelta]:
         """Runs one step; returns what it added, and to whom."""
-        step = self.scheduler.schedule()
+        try:
+            step = self.scheduler.schedule()
+        except CapacityError as error:  # one sequence has outgrown the cache
+            if error.request_id not in self._live:
+                raise
+            return self._end(self._live[error.request_id], FinishReason.ERROR, str(error))
         if step is None:
             return []
         if self.on_step is not None:
@@ -147,7 +152,9 @@ class EngineCore:
                 metrics.first_scheduled = now
                 metrics.cached_tokens = scheduled.sequence.cached
         for sequence in step.preempted:
-            self._live[sequence.request.id].metrics.preemptions += 1
+            live = self._live.get(sequence.request.id)
+            if live is not None:  # else it was aborted before this step
+                live.metrics.preemptions += 1
 
     def _picks(self, step: ScheduledStep) -> list[Pick]:
         """Who samples, from which row; a request with n > 1 forks here, all from one row."""
