@@ -1,0 +1,132 @@
+"""The async facade: many tasks on one engine, leaving whenever they like."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.tiny import make_core, tiny_model
+
+from trimaran.compute.reference.backend import ReferenceBackend
+from trimaran.core.errors import EngineClosedError, RequestError, RequestFailedError
+from trimaran.core.request import FinishReason
+from trimaran.core.sampling_batch import Float32
+from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.step_plan import StepPlan
+from trimaran.engine.async_engine import AsyncEngine
+from trimaran.engine.core import EngineCore
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+
+async def idle(core: EngineCore) -> None:
+    """Waits until nothing runs; the engine's own thread does the work."""
+    for _ in range(500):
+        if not core.has_work:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the engine still has work")
+
+
+def test_many_tasks_get_what_each_would_get_alone() -> None:
+    prompts = [[i, i + 1, 2 * i] for i in range(1, 20)]
+
+    async def main() -> None:
+        async with AsyncEngine(make_core()) as engine:
+            alone = [(await engine.generate(p, PARAMS)).outputs[0].token_ids for p in prompts]
+            outputs = await asyncio.gather(*(engine.generate(p, PARAMS) for p in prompts))
+            assert [o.outputs[0].token_ids for o in outputs] == alone
+
+    asyncio.run(main())
+
+
+def test_leaving_a_stream_aborts_the_request() -> None:
+    async def main() -> None:
+        core = make_core()
+        async with AsyncEngine(core) as engine:
+            stream = engine.stream([1, 2, 3], SamplingParams(max_tokens=None, ignore_eos=True))
+            async for _ in stream:
+                break
+            await stream.aclose()  # type: ignore[attr-defined]
+            task = asyncio.create_task(
+                engine.generate([4, 5], SamplingParams(max_tokens=None, ignore_eos=True))
+            )
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await idle(core)
+            assert core.scheduler.kv.usage().held == 0
+            assert len((await engine.generate([7], PARAMS)).outputs[0].token_ids) == 20
+
+    asyncio.run(main())
+
+
+def test_abort_from_another_task_ends_the_stream_with_the_reason() -> None:
+    async def main() -> None:
+        async with AsyncEngine(make_core()) as engine:
+            params = SamplingParams(max_tokens=None, ignore_eos=True, n=3)
+            reasons = []
+            async for delta in engine.stream([1, 2], params, request_id="mine"):
+                engine.abort("mine")
+                if delta.finish_reason is not None:
+                    reasons.append(delta.finish_reason)
+            assert reasons
+            assert set(reasons) == {FinishReason.ABORT}
+
+    asyncio.run(main())
+
+
+def test_a_bad_prompt_raises_in_its_own_task_only() -> None:
+    async def main() -> None:
+        async with AsyncEngine(make_core()) as engine:
+            results = await asyncio.gather(
+                engine.generate([], PARAMS),
+                engine.generate([1], PARAMS),
+                engine.generate([9999], PARAMS),
+                return_exceptions=True,
+            )
+            assert isinstance(results[0], RequestError)
+            assert not isinstance(results[1], BaseException)
+            assert isinstance(results[2], RequestError)
+
+    asyncio.run(main())
+
+
+def test_a_closed_engine_says_so_and_ends_what_runs() -> None:
+    async def main() -> None:
+        engine = AsyncEngine(make_core())
+        endless = SamplingParams(max_tokens=None, ignore_eos=True)
+        task = asyncio.create_task(engine.generate([1, 2], endless))
+        await asyncio.sleep(0.02)
+        await engine.close()
+        with pytest.raises(RequestFailedError, match="closed"):
+            await task
+        with pytest.raises(EngineClosedError):
+            await engine.generate([1], PARAMS)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_step_loop_that_dies_fails_everybody_with_the_reason() -> None:
+    class Broken(ReferenceBackend):
+        def run(self, plan: StepPlan) -> Float32:
+            raise SystemError("a step that fails is the request's trouble")
+
+    async def main() -> None:
+        core = make_core(Broken(tiny_model()))
+        async with AsyncEngine(core) as engine:
+            with pytest.raises(RequestFailedError, match="the step failed"):
+                await engine.generate([1, 2], PARAMS)
+
+            def boom() -> None:
+                raise ValueError("a bug in the scheduler")
+
+            core.scheduler.schedule = boom  # type: ignore[method-assign,assignment]
+            with pytest.raises(RequestFailedError, match="a bug in the scheduler"):
+                await engine.generate([1, 2], PARAMS)
+            with pytest.raises(EngineClosedError, match="a bug in the scheduler"):
+                await engine.generate([1, 2], PARAMS)
+
+    asyncio.run(main())

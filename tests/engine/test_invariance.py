@@ -1,0 +1,103 @@
+"""Batch invariance of the native back end on the real model, bit for bit.
+
+One request is run alone on a plain engine; then in every way the engine could treat it.
+Its tokens and log-probabilities must not change by a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trimaran import LLM, RequestOutput, SamplingParams
+
+TEXT = (
+    "The harbour master kept two ledgers. In the first he wrote the name of every ship, the"
+    " hour of its arrival and the draught at which it lay; in the second, which nobody else had"
+    " read, he noted what each captain had said of the weather, and whether it had been true."
+    " Over thirty years the second ledger had become"
+)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=24, logprobs=3, prompt_logprobs=1)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=24, logprobs=3)
+KV_BYTES = 30 * 2 * 3 * 64 * 2  # a token in 30 layers, K and V, 3 heads of 64, bf16
+SMALL = {"kv_cache_bytes": 4096 * KV_BYTES}
+
+
+def engine(path: Path, **options: Any) -> LLM:
+    return LLM(path, **({"backend": "native"} | SMALL | options))
+
+
+def same(output: RequestOutput, expected: RequestOutput) -> None:
+    got, want = output.outputs[0], expected.outputs[0]
+    assert got.token_ids == want.token_ids
+    assert got.logprobs == want.logprobs  # floats compared exactly
+    assert output.prompt_logprobs == expected.prompt_logprobs
+
+
+def company(count: int) -> list[str]:
+    """Prompts of many lengths that share nothing, or a beginning, with the one observed."""
+    return [
+        (TEXT[: 7 * i % 160] if i % 3 == 0 else "") + f"Entry {i}: " + "tide " * (i * 5 % 37)
+        for i in range(count)
+    ]
+
+
+WEIGHTS = ["as-is", "int8", "bf16"]
+
+
+@pytest.fixture(scope="module", params=WEIGHTS)
+def weights(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def alone(smollm2_path: Path, weights: str) -> Iterator[tuple[RequestOutput, RequestOutput]]:
+    with engine(smollm2_path, weights=weights, prefix_cache=False, threads=1) as llm:
+        yield llm.generate(TEXT, PARAMS)[0], llm.generate(TEXT, SAMPLED)[0]
+
+
+Alone = tuple[RequestOutput, RequestOutput]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_among_31_others(smollm2_path: Path, weights: str, alone: Alone, threads: int) -> None:
+    with engine(smollm2_path, weights=weights, threads=threads, max_num_seqs=32) as llm:
+        prompts = company(31)
+        prompts.insert(13, TEXT)
+        others = SamplingParams(temperature=0.7, seed=1, max_tokens=40, ignore_eos=True)
+        for own, expected in zip((PARAMS, SAMPLED), alone, strict=True):
+            params = [others] * 31
+            params.insert(13, own)
+            same(llm.generate(prompts, params)[13], expected)
+
+
+@pytest.mark.parametrize("budget", [1, 7, 33])
+def test_chunked_at_odd_sizes(
+    smollm2_path: Path, weights: str, alone: Alone, budget: int
+) -> None:
+    with engine(smollm2_path, weights=weights, max_num_batched_tokens=budget) as llm:
+        same(llm.generate(TEXT, PARAMS)[0], alone[0])
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 16, 32])
+def test_block_sizes_and_a_prefix_hit(
+    smollm2_path: Path, weights: str, alone: Alone, block_size: int
+) -> None:
+    with engine(smollm2_path, weights=weights, block_size=block_size) as llm:
+        same(llm.generate(TEXT, PARAMS)[0], alone[0])
+        for _ in range(2):
+            hit = llm.generate(TEXT, SAMPLED)[0]
+            assert hit.cached_tokens >= len(hit.prompt_token_ids) - block_size - 1
+            same(hit, alone[1])
+
+
+def test_preempted_and_resumed(smollm2_path: Path, weights: str, alone: Alone) -> None:
+    # Room for about two of the eight sequences: the others are preempted again and again.
+    with engine(smollm2_path, weights=weights, kv_cache_bytes=14 * 16 * KV_BYTES) as llm:
+        outputs = llm.generate([TEXT] * 8, [SAMPLED] * 8)
+        assert sum(o.metrics.preemptions for o in outputs if o.metrics) > 0
+        for output in outputs:
+            same(output, alone[1])
