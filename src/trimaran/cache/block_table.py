@@ -1,0 +1,79 @@
+"""Block tables: which blocks hold a sequence's KV, in order of position.
+
+All tables lie as rows of one int32 matrix as well, so that a step's tables are one gather:
+
+                 position / block_size
+                 0    1    2    3
+    row 0     [  7,   2,   9,  -1 ]   a sequence of three blocks
+    row 1     [ -1,  -1,  -1,  -1 ]   unused
+    row 2     [  7,   4,  -1,  -1 ]   shares its first block with row 0
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from trimaran.cache.prefix_index import Cursor
+
+Int32 = npt.NDArray[np.int32]
+
+
+class BlockTable:
+    """One sequence's blocks.
+
+    Attributes:
+        row: of the matrix that mirrors it.
+        blocks: physical blocks in order of position.
+        cursor: where its committed tokens end in the prefix index.
+    """
+
+    __slots__ = ("blocks", "cursor", "row")
+
+    def __init__(self, row: int, blocks: list[int], cursor: Cursor) -> None:
+        self.row = row
+        self.blocks = blocks
+        self.cursor = cursor
+
+
+class TableMatrix:
+    """The rows of all tables; grows by doubling, rows are used again.
+
+    Attributes:
+        blocks: int32 [rows, width], -1 where there is no block.
+        writable: int32 [rows]; positions from the first uncomputed one up to here can be
+            written without asking for a block.
+    """
+
+    def __init__(self, rows: int = 16, width: int = 16) -> None:
+        self.blocks: Int32 = np.full((rows, width), -1, np.int32)
+        self.writable: Int32 = np.zeros(rows, np.int32)
+        self._unused = list(range(rows - 1, -1, -1))
+
+    def take_row(self) -> int:
+        """An empty row."""
+        if not self._unused:
+            rows, width = self.blocks.shape
+            self.blocks = np.concatenate([self.blocks, np.full((rows, width), -1, np.int32)])
+            self.writable = np.concatenate([self.writable, np.zeros(rows, np.int32)])
+            self._unused = list(range(2 * rows - 1, rows - 1, -1))
+        return self._unused.pop()
+
+    def give_back(self, row: int, length: int) -> None:
+        """Empties a row that had `length` blocks."""
+        self.blocks[row, :length] = -1
+        self.writable[row] = 0
+        self._unused.append(row)
+
+    def extend(self, row: int, start: int, blocks: list[int]) -> None:
+        """Puts `blocks` into the row from place `start` on."""
+        end = start + len(blocks)
+        if end > self.blocks.shape[1]:
+            rows, width = self.blocks.shape
+            wider = np.full((rows, max(end, 2 * width)), -1, np.int32)
+            wider[:, :width] = self.blocks
+            self.blocks = wider
+        if len(blocks) == 1:  # the usual case, without making an array
+            self.blocks[row, start] = blocks[0]
+        elif blocks:
+            self.blocks[row, start:end] = blocks

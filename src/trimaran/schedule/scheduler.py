@@ -1,0 +1,295 @@
+"""Who computes how many tokens in the next step.
+
+There is no prefill phase and no decode phase: a sequence has `computed` and `total` tokens,
+and a step hands out a budget of tokens not yet computed. A new prompt, the rest of a chunked
+one, a prompt whose beginning the prefix cache supplied, recomputation after preemption and
+the one token of a decode are all the same thing.
+
+A step serves first those that run, in order of admission, then admits from those that wait
+while seats, blocks and budget last. When blocks run out, the capacity policy names a victim
+that gives its blocks back and waits again.
+
+Nobody starves. With a budget below the number of running sequences the next step begins
+with the first one that got nothing, so of R running sequences each is served at least once
+in any R consecutive steps (ceil(R / budget) where all decode). The first admitted is never
+preempted for another, so it ends; under first come, first served the next one is then first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trimaran.cache.manager import KVCacheManager
+from trimaran.core.clock import Clock
+from trimaran.core.config import EngineConfig
+from trimaran.core.errors import CapacityError
+from trimaran.core.request import FinishReason, Sequence, SequenceStatus
+from trimaran.core.step_plan import StepPlan
+from trimaran.schedule.capacity import Capacity, make_capacity
+from trimaran.schedule.chunking import Chunking, FixedChunk
+from trimaran.schedule.order import Order, make_order
+from trimaran.schedule.plan_builder import PlanBuilder, ScheduledSequence, scores_prompt
+
+__all__ = ["ScheduledSequence", "ScheduledStep", "Scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledStep:
+    """One step's decision.
+
+    Attributes:
+        entries: who is in it, in the order of the plan's rows.
+        plan: what the back end executes.
+        preempted: who lost its blocks when this step was made, since the last one.
+        prefill_tokens: rows of sequences that had more than one token to compute.
+        decode_tokens: rows of sequences that had just one.
+        time: when it was made, seconds on the scheduler's clock.
+    """
+
+    entries: list[ScheduledSequence]
+    plan: StepPlan
+    preempted: list[Sequence] = field(default_factory=list)
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    time: float = 0.0
+
+
+class Scheduler:
+    """Iteration-level scheduler over one KV cache; not thread-safe.
+
+    For each step: `schedule`, run the plan, `commit`, append what was sampled to
+    `Sequence.tokens`. `add` and `finish` may come at any time between these.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv: KVCacheManager,
+        clock: Clock,
+        *,
+        order: Order | None = None,
+        chunking: Chunking | None = None,
+        capacity: Capacity | None = None,
+    ) -> None:
+        self.kv = kv
+        self._clock = clock
+        self._seats = config.max_num_seqs
+        self._budget = config.max_num_batched_tokens
+        self._order = make_order(config.order) if order is None else order
+        self._chunking = FixedChunk(self._budget) if chunking is None else chunking
+        self._capacity = make_capacity(config.capacity) if capacity is None else capacity
+        self._running: list[Sequence] = []  # in order of admission
+        self._turn: Sequence | None = None  # who of them begins the next step, if not the first
+        self._kept: dict[Sequence, int] = {}  # seats kept free for forks of a sequence
+        self._preempted: list[Sequence] = []  # not yet reported in a step
+        self._builder = PlanBuilder(kv)
+
+    # ------------------------------------------------------------------ requests
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a sequence into the waiting ones.
+
+        Raises:
+            CapacityError: it could never be admitted.
+        """
+        if sequence.request.params.n > self._seats:
+            raise _capacity_error(
+                sequence,
+                f"n is {sequence.request.params.n}, above max_num_seqs {self._seats};"
+                " lower n or raise max_num_seqs",
+            )
+        self._check_fits(sequence, self._capacity.reserve(sequence))
+        sequence.status = SequenceStatus.WAITING
+        self._order.push(sequence)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Lets `child`, with the same tokens as the running `parent`, go on from the parent's
+        computed tokens, sharing its blocks. Takes one of the seats kept for the request."""
+        if parent.status is not SequenceStatus.RUNNING or not self._kept.get(parent):
+            raise AssertionError(f"{parent.id} has no seat for {child.id}")
+        self._kept[parent] -= 1
+        self.kv.fork(parent, child)
+        child.computed = parent.computed
+        child.status = SequenceStatus.RUNNING
+        self._running.insert(self._running.index(parent) + 1, child)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Ends a sequence in any state and frees what it holds; the first reason stays."""
+        if sequence.status is SequenceStatus.FINISHED:
+            return
+        if sequence.status is SequenceStatus.RUNNING:
+            self._stop(sequence)
+        else:
+            self._order.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+
+    # ------------------------------------------------------------------ steps
+
+    def schedule(self) -> ScheduledStep | None:
+        """The next step, or None where nothing can run.
+
+        Raises:
+            CapacityError: one sequence has outgrown the cache (its `request_id` says which);
+                once that one is finished, scheduling goes on.
+        """
+        before = len(self._preempted)
+        sequences, wants, counts = self._serve_running()
+        if len(self._preempted) == before or not sequences:
+            self._admit(sequences, wants, counts)
+        if not sequences:
+            return None
+        entries, plan = self._builder.build(sequences, counts)
+        preempted, self._preempted = self._preempted, []
+        decodes = wants.count(1)
+        return ScheduledStep(
+            entries, plan, preempted, plan.rows - decodes, decodes, self._clock.now()
+        )
+
+    def commit(self, step: ScheduledStep) -> None:
+        """The back end has run `step`: its tokens are computed, their full blocks indexed.
+        Sequences that have left meanwhile are passed over."""
+        size = self.kv.block_size
+        running = SequenceStatus.RUNNING
+        for sequence, start, count, _, _ in step.entries:
+            if sequence.status is running and sequence.computed == start:
+                sequence.computed = end = start + count
+                if end // size > start // size:
+                    self.kv.commit(sequence, end)
+
+    # ------------------------------------------------------------------ state
+
+    def has_work(self) -> bool:
+        """Whether a sequence runs or waits."""
+        return bool(self._running) or len(self._order) > 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._order)
+
+    def running(self) -> Iterator[Sequence]:
+        """Sequences that hold blocks, in order of admission."""
+        return iter(self._running)
+
+    def waiting(self) -> Iterator[Sequence]:
+        """Sequences that wait, the next one first."""
+        return iter(self._order)
+
+    # ------------------------------------------------------------------ parts of a step
+
+    def _serve_running(self) -> tuple[list[Sequence], list[int], list[int]]:
+        """(sequences, wants, counts) of those that run and get something."""
+        sequences = self._in_turn()
+        wants = [len(sequence.tokens) - sequence.computed for sequence in sequences]
+        counts = self._chunking.share(wants, self._budget)
+        self._turn = None
+        if 0 in counts:
+            rows = list(zip(sequences, wants, counts, strict=True))
+            self._turn = next((s for s, want, count in rows if want and not count), None)
+            sequences, wants, counts = _columns([row for row in rows if row[2]])
+        if self._find_blocks(sequences, counts):
+            rows = list(zip(sequences, wants, counts, strict=True))
+            running = SequenceStatus.RUNNING
+            sequences, wants, counts = _columns([r for r in rows if r[0].status is running])
+        return sequences, wants, counts
+
+    def _in_turn(self) -> list[Sequence]:
+        """Those that run (a copy), beginning with the one whose turn it is."""
+        if self._turn is None:
+            return self._running.copy()
+        at = self._running.index(self._turn)
+        return self._running[at:] + self._running[:at]
+
+    def _find_blocks(self, sequences: list[Sequence], counts: list[int]) -> bool:
+        """Finds blocks for the tokens of each; returns whether anyone was preempted."""
+        before = len(self._preempted)
+        ends = [s.computed + count for s, count in zip(sequences, counts, strict=True)]
+        for place in self.kv.short(sequences, ends):
+            sequence, end = sequences[place], ends[place]
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # preempted for one before it
+            while not self.kv.allocate(sequence, end):
+                self._check_fits(sequence, end)
+                victim = self._capacity.victim(self._running, sequence)
+                self._preempt(victim)
+                if victim is sequence:
+                    break
+        return len(self._preempted) > before
+
+    def _admit(self, sequences: list[Sequence], wants: list[int], counts: list[int]) -> None:
+        """Admits who waits while seats, blocks and budget last; appends to the lists."""
+        budget = self._budget - sum(counts)
+        free = self._seats - len(self._running) - sum(self._kept.values())
+        while budget > 0 and (sequence := self._order.peek()) is not None:
+            seats = 1 if sequence.forked else sequence.request.params.n
+            if seats > free:
+                break
+            match = self.kv.no_match if scores_prompt(sequence) else self.kv.match
+            prefix = match(sequence)
+            want = sequence.total - prefix.tokens
+            (count,) = self._chunking.share([want], budget)
+            if count == 0:
+                break
+            if not self.kv.admit(sequence, prefix, self._capacity.reserve(sequence)):
+                if not self._running:  # all blocks are free, and still too few
+                    self._check_fits(sequence, self._capacity.reserve(sequence))
+                break
+            self._order.remove(sequence)
+            self._start(sequence, prefix.tokens, seats - 1)
+            budget, free = budget - count, free - seats
+            for column, value in ((wants, want), (counts, count)):
+                column.append(value)
+            sequences.append(sequence)
+
+    def _start(self, sequence: Sequence, computed: int, kept: int) -> None:
+        sequence.status = SequenceStatus.RUNNING
+        sequence.computed = computed
+        if sequence.preemptions == 0:
+            sequence.cached = computed
+        if kept:
+            self._kept[sequence] = kept
+        self._running.append(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Takes its blocks back; it computes again, after what the index still has."""
+        self._stop(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.computed = 0
+        sequence.preemptions += 1
+        self._order.requeue(sequence)
+        self._preempted.append(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Takes a sequence out of those that run; its turn goes to the one after it."""
+        at = self._running.index(sequence)
+        del self._running[at]
+        if self._turn is sequence:
+            self._turn = self._running[at] if at < len(self._running) else None
+        self._kept.pop(sequence, None)
+        self.kv.release(sequence)
+
+    def _check_fits(self, sequence: Sequence, tokens: int) -> None:
+        if self.kv.blocks_for(tokens) > self.kv.num_blocks:
+            raise _capacity_error(
+                sequence,
+                f"request '{sequence.request.id}' needs KV blocks for {tokens} tokens, and the"
+                f" cache has {self.kv.num_blocks} of {self.kv.block_size} tokens; raise"
+                " kv_cache_bytes or kv_memory_fraction, or lower max_model_len",
+            )
+
+
+def _capacity_error(sequence: Sequence, message: str) -> CapacityError:
+    error = CapacityError(message)
+    error.request_id = sequence.request.id
+    return error
+
+
+def _columns(
+    rows: list[tuple[Sequence, int, int]],
+) -> tuple[list[Sequence], list[int], list[int]]:
+    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
