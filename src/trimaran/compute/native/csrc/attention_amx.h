@@ -1,0 +1,406 @@
+// Attention on AMX tiles: bf16 products, float32 sums, the structure of attention_kernels.h.
+//
+// Queries and weights are split into two bf16 planes, x = high + low, which keeps 16 bits
+// of their mantissa: close to the float32 kernels at twice the tile products, which are
+// not what this kernel waits for. A tile product adds 32 elements of K (or 32 positions
+// of V) to each sum in an order that does not depend on the number of rows.
+//
+//   tiles   0-3  sums     [rows][16] float32
+//           4 5  high and low plane of the left operand   [rows][32] bf16
+//           6 7  K: 32 elements x 16 positions, or V: 32 positions x 16 elements
+#pragma once
+
+#include <immintrin.h>
+
+#include "attention_kernels.h"
+
+namespace trimaran::TRIMARAN_TIER {
+
+constexpr int kTileRows = 16;
+constexpr int kTileDepth = 32;                      // bf16 elements in a row of an operand
+
+// Weights take the place of their scores: 32 floats become 32 elements of the high plane
+// and 32 of the low one.
+constexpr int kPlaneStride = 2 * kScoreStride;  // bf16 elements from row to row
+constexpr int kPlaneStep = 2 * kTileDepth;      // from 32 positions to the next 32
+constexpr int kLowPlane = kTileDepth;           // from the high plane to the low one
+
+// Indices of the upper halves of 32 floats in two vectors.
+alignas(64) constexpr std::uint16_t kUpperHalves[32] = {
+    1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+    33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+
+  explicit TileConfig(int count) {
+    for (int tile = 0; tile < 8; ++tile) {
+      row_bytes[tile] = 64;
+      rows[tile] = static_cast<std::uint8_t>(tile < 6 ? count : kTileRows);
+    }
+  }
+};
+
+// Tiles of `rows` rows. The whole structure is an operand: the compiler's own intrinsic
+// lets it drop the stores that fill it.
+static inline void load_tile_config(const TileConfig& config) {
+  asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
+}
+
+// x = high + low, 16 floats.
+static inline void split_planes(__m512 x, std::uint16_t* high, std::uint16_t* low) {
+  const __m256i upper = (__m256i)_mm512_cvtneps_pbh(x);
+  const __m512 rest = _mm512_sub_ps(
+      x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(upper), 16)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), upper);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), (__m256i)_mm512_cvtneps_pbh(rest));
+}
+
+struct AmxScratch {
+  float* state;             // [unit rows][partial_stride]
+  std::uint16_t* queries;   // [unit rows][2 planes][depth]
+  float* partial;           // [32][partial_stride]
+  float* scores;            // [32][kScoreStride]; then weights
+  PageScratch pages;
+  int depth;                // head_dim rounded up to kTileDepth
+
+  AmxScratch(void* memory, int unit_rows, int dim) {
+    depth = (dim + kTileDepth - 1) / kTileDepth * kTileDepth;
+    state = static_cast<float*>(memory);
+    partial = state + unit_rows * partial_stride(dim);
+    scores = partial + 2 * kTileRows * partial_stride(dim);
+    queries = reinterpret_cast<std::uint16_t*>(scores + 2 * kTileRows * kScoreStride);
+    pages.k = queries + unit_rows * 2 * depth;
+    pages.v = pages.k + kChunk * depth;
+  }
+};
+
+static void load_query_planes(const AttentionArgs& args, const AttentionUnit& unit,
+                              const AmxScratch& scratch) {
+  const int group = args.heads / args.kv_heads, dim = args.head_dim, depth = scratch.depth;
+  const __m512 scale = _mm512_set1_ps(args.scale * kLog2E);
+  std::uint16_t* planes = scratch.queries;
+  for (int row = unit.row_begin; row < unit.row_end; ++row) {
+    const float* q = args.q + query_offset(args, row, unit.kv_head);
+    for (int g = 0; g < group; ++g, q += dim, planes += 2 * depth) {
+      for (int d = 0; d < dim; d += kLanes)
+        split_planes(_mm512_mul_ps(_mm512_loadu_ps(q + d), scale), planes + d,
+                     planes + depth + d);
+      for (int d = dim; d < depth; d += kLanes)
+        split_planes(_mm512_setzero_ps(), planes + d, planes + depth + d);
+    }
+  }
+}
+
+// Where a chunk's tiles lie: K by subtile, V by pair of subtiles (32 positions). K has a
+// pointer for each of the next multiple of four subtiles; what the surplus scores are
+// doesn't matter.
+struct TileView {
+  const std::uint16_t* k[kSubtiles];
+  const std::uint16_t* v[kSubtiles / 2];
+  int k_stride;
+};
+
+static TileView tile_view(const PageReader& pages, int base, int wanted, int dim,
+                          const AmxScratch& scratch) {
+  TileView view;
+  const bool join = pages.block_size() < kLanes || dim % kTileDepth != 0;
+  view.k_stride = join ? 2 * kLanes : 2 * pages.block_size();
+  int i = 0;
+  for (; i * kLanes < wanted; ++i) {
+    const int position = base + i * kLanes;
+    view.k[i] = join ? scratch.pages.k + i * kLanes * scratch.depth : pages.keys(position);
+    if (!join) continue;
+    std::uint16_t* joined = scratch.pages.k + i * kLanes * scratch.depth;
+    pages.join_keys(position, joined);
+    // Lines of elements that the head doesn't have: multiplied by zeros, so no NaN here.
+    std::memset(joined + kLanes * dim, 0,
+                kLanes * (scratch.depth - dim) * sizeof(std::uint16_t));
+  }
+  for (; i % 4; ++i) view.k[i] = view.k[i - 1];
+  for (int pair = 0; pair * kTileDepth < wanted; ++pair) {
+    const int position = base + pair * kTileDepth;
+    if (pages.block_size() == kTileDepth && pages.context() - position >= kTileDepth) {
+      view.v[pair] = pages.values(position);
+      continue;
+    }
+    std::uint16_t* joined = scratch.pages.v + pair * kTileDepth * dim;
+    pages.join_values(position, joined, kTileDepth);
+    view.v[pair] = joined;
+  }
+  return view;
+}
+
+// Scores of 16 rows (or fewer) over four subtiles.
+static inline void score_single(const std::uint16_t* queries, int depth, const TileView& view,
+                                int subtile, float* scores) {
+  const int q_stride = 2 * depth * static_cast<int>(sizeof *queries);
+  const int k_stride = view.k_stride * static_cast<int>(sizeof(std::uint16_t));
+  const std::uint16_t* const* k = view.k + subtile;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int d = 0; d < depth; d += kTileDepth) {
+    const int line = d / 2 * view.k_stride;
+    _tile_loadd(4, queries + d, q_stride);
+    _tile_loadd(5, queries + depth + d, q_stride);
+    _tile_loadd(6, k[0] + line, k_stride);
+    _tile_loadd(7, k[1] + line, k_stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(0, 5, 6);
+    _tile_dpbf16ps(1, 5, 7);
+    _tile_loadd(6, k[2] + line, k_stride);
+    _tile_loadd(7, k[3] + line, k_stride);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  float* target = scores + subtile * kLanes;
+  constexpr int stride = kScoreStride * sizeof(float);
+  _tile_stored(0, target, stride);
+  _tile_stored(1, target + kLanes, stride);
+  _tile_stored(2, target + 2 * kLanes, stride);
+  _tile_stored(3, target + 3 * kLanes, stride);
+}
+
+// Scores of 32 rows over two subtiles: each tile of K is used for both halves.
+static inline void score_double(const std::uint16_t* queries, int depth, const TileView& view,
+                                int subtile, float* scores) {
+  const int q_stride = 2 * depth * static_cast<int>(sizeof *queries);
+  const int k_stride = view.k_stride * static_cast<int>(sizeof(std::uint16_t));
+  const std::uint16_t* below = queries + kTileRows * 2 * depth;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int d = 0; d < depth; d += kTileDepth) {
+    const int line = d / 2 * view.k_stride;
+    _tile_loadd(6, view.k[subtile] + line, k_stride);
+    _tile_loadd(7, view.k[subtile + 1] + line, k_stride);
+    for (int plane = 0; plane < 2; ++plane) {
+      _tile_loadd(4, queries + plane * depth + d, q_stride);
+      _tile_loadd(5, below + plane * depth + d, q_stride);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  float* target = scores + subtile * kLanes;
+  constexpr int stride = kScoreStride * sizeof(float);
+  _tile_stored(0, target, stride);
+  _tile_stored(1, target + kLanes, stride);
+  _tile_stored(2, target + kTileRows * kScoreStride, stride);
+  _tile_stored(3, target + kTileRows * kScoreStride + kLanes, stride);
+}
+
+// acc of 16 rows (or fewer), N tiles of elements from `column`; N is 1 or 4.
+template <int N>
+static inline void weigh_single(const std::uint16_t* high, const TileView& view, int steps,
+                                int dim, int column, float* acc, int acc_stride) {
+  constexpr int w_stride = kPlaneStride * sizeof(std::uint16_t);
+  const int v_stride = 2 * dim * static_cast<int>(sizeof(std::uint16_t));
+  const std::uint16_t* low = high + kLowPlane;
+  _tile_zero(0);
+  if constexpr (N == 4) {
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (int step = 0; step < steps; ++step) {
+    const std::uint16_t* v = view.v[step] + 2 * column;
+    _tile_loadd(4, high + step * kPlaneStep, w_stride);
+    _tile_loadd(5, low + step * kPlaneStep, w_stride);
+    _tile_loadd(6, v, v_stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(0, 5, 6);
+    if constexpr (N == 4) {
+      _tile_loadd(7, v + 2 * kLanes, v_stride);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(1, 5, 7);
+      _tile_loadd(6, v + 4 * kLanes, v_stride);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_loadd(7, v + 6 * kLanes, v_stride);
+      _tile_dpbf16ps(3, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  const int stride = acc_stride * static_cast<int>(sizeof(float));
+  _tile_stored(0, acc + column, stride);
+  if constexpr (N == 4) {
+    _tile_stored(1, acc + column + kLanes, stride);
+    _tile_stored(2, acc + column + 2 * kLanes, stride);
+    _tile_stored(3, acc + column + 3 * kLanes, stride);
+  }
+}
+
+// acc of 32 rows, two tiles of elements from `column`.
+static inline void weigh_double(const std::uint16_t* high, const TileView& view, int steps,
+                                int dim, int column, float* acc, int acc_stride) {
+  constexpr int w_stride = kPlaneStride * sizeof(std::uint16_t);
+  const int v_stride = 2 * dim * static_cast<int>(sizeof(std::uint16_t));
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int step = 0; step < steps; ++step) {
+    const std::uint16_t* v = view.v[step] + 2 * column;
+    const std::uint16_t* w = high + step * kPlaneStep;
+    _tile_loadd(6, v, v_stride);
+    _tile_loadd(7, v + 2 * kLanes, v_stride);
+    for (int plane = 0; plane < 2; ++plane, w += kLowPlane) {
+      _tile_loadd(4, w, w_stride);
+      _tile_loadd(5, w + kTileRows * kPlaneStride, w_stride);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  const int stride = acc_stride * static_cast<int>(sizeof(float));
+  float* below = acc + kTileRows * acc_stride;
+  _tile_stored(0, acc + column, stride);
+  _tile_stored(1, acc + column + kLanes, stride);
+  _tile_stored(2, below + column, stride);
+  _tile_stored(3, below + column + kLanes, stride);
+}
+
+// 2^x for x <= 0; 0 where `keep` has no bit. Relative error below 2^-23.
+static inline __m512 exp2_weights(__mmask16 keep, __m512 x) {
+  const __m512 magic = _mm512_set1_ps(12582912.0f);  // 1.5 * 2^23: rounds to whole numbers
+  const __m512 whole = _mm512_sub_ps(_mm512_add_ps(x, magic), magic);
+  const __m512 part = _mm512_sub_ps(x, whole);
+  __m512 p = _mm512_set1_ps(kExp2[5]);
+  for (int i = 4; i >= 0; --i) p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(kExp2[i]));
+  return _mm512_maskz_scalef_ps(keep, p, whole);
+}
+
+// Two vectors of weights to both planes. The high plane is cut off, the low one rounded.
+static inline void store_planes(__m512 first, __m512 second, float* planes) {
+  const __m512i uppers = _mm512_load_si512(kUpperHalves);
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i a = _mm512_castps_si512(first), b = _mm512_castps_si512(second);
+  const __m512 a_cut = _mm512_castsi512_ps(_mm512_and_si512(a, mask));
+  const __m512 b_cut = _mm512_castsi512_ps(_mm512_and_si512(b, mask));
+  const __m512i a_rest = _mm512_castps_si512(_mm512_sub_ps(first, a_cut));
+  const __m512i b_rest = _mm512_castps_si512(_mm512_sub_ps(second, b_cut));
+  _mm512_store_si512(planes, _mm512_permutex2var_epi16(a, uppers, b));
+  _mm512_store_si512(planes + kLanes,
+                     _mm512_permutex2var_epi16(_mm512_add_epi32(a_rest, half), uppers,
+                                               _mm512_add_epi32(b_rest, half)));
+}
+
+static inline __mmask16 first_lanes(int count) {
+  return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
+}
+
+// Scores of one row (to base 2) become weights, in two planes; the first `valid` positions
+// (>= 1) count, the others up to `padded` weigh 0. `stats`: the maximum and the sum.
+static inline void softmax_planes(float* scores, int padded, int valid, float* stats) {
+  const __m512 none = _mm512_set1_ps(-__builtin_inff());
+  const int whole = valid / kTileDepth * kTileDepth;
+  const __mmask16 rest = first_lanes(valid - whole);
+  const __mmask16 more = first_lanes(valid - whole - kLanes);
+  const __m512 last = _mm512_mask_loadu_ps(none, rest, scores + whole);
+  const __m512 after = _mm512_mask_loadu_ps(none, more, scores + whole + kLanes);
+  __m512 top = last, other = after;
+  for (int i = 0; i < whole; i += kTileDepth) {
+    top = _mm512_max_ps(_mm512_load_ps(scores + i), top);
+    other = _mm512_max_ps(_mm512_load_ps(scores + i + kLanes), other);
+  }
+  stats[0] = vhmax({_mm512_max_ps(top, other)});
+  const __m512 peak = _mm512_set1_ps(stats[0]);
+  __m512 sum = _mm512_setzero_ps();
+  int i = 0;
+  const auto weigh = [&](__mmask16 keep_first, __m512 first, __mmask16 keep_second,
+                         __m512 second) {
+    first = exp2_weights(keep_first, _mm512_sub_ps(first, peak));
+    second = exp2_weights(keep_second, _mm512_sub_ps(second, peak));
+    store_planes(first, second, scores + i);
+    sum = _mm512_add_ps(_mm512_add_ps(sum, first), second);
+  };
+  for (; i < whole; i += kTileDepth)
+    weigh(0xffff, _mm512_load_ps(scores + i), 0xffff, _mm512_load_ps(scores + i + kLanes));
+  if (rest) {
+    weigh(rest, last, more, after);
+    i += kTileDepth;
+  }
+  for (; i < padded; i += kTileDepth) {
+    _mm512_store_ps(scores + i, _mm512_setzero_ps());
+    _mm512_store_ps(scores + i + kLanes, _mm512_setzero_ps());
+  }
+  stats[1] = vhsum({sum});
+}
+
+// `count` rows, at most 32, over one chunk: partials to `target`. Tiles are configured for
+// 16 rows, or for `count` where that is less.
+static void chunk_tiles(const std::uint16_t* queries, int count, int dim, const TileView& view,
+                        const int* valid, const AmxScratch& scratch, float* target) {
+  const int stride = partial_stride(dim), depth = scratch.depth;
+  const bool both = count > kTileRows;
+  const int steps = (valid[count - 1] + kTileDepth - 1) / kTileDepth;
+  for (int i = 0; i < 2 * steps; i += both ? 2 : 4)
+    if (both)
+      score_double(queries, depth, view, i, scratch.scores);
+    else
+      score_single(queries, depth, view, i, scratch.scores);
+  for (int r = 0; r < count; ++r)
+    softmax_planes(scratch.scores + r * kScoreStride, steps * kTileDepth, valid[r],
+                   target + r * stride + dim);
+  const auto* weights = reinterpret_cast<const std::uint16_t*>(scratch.scores);
+  int column = 0;
+  if (both)
+    for (; column + 2 * kLanes <= dim; column += 2 * kLanes)
+      weigh_double(weights, view, steps, dim, column, target, stride);
+  for (; column + 4 * kLanes <= dim; column += 4 * kLanes)
+    weigh_single<4>(weights, view, steps, dim, column, target, stride);
+  for (; column < dim; column += kLanes)
+    for (int top = 0; top < count; top += kTileRows)
+      weigh_single<1>(weights + top * kPlaneStride, view, steps, dim, column,
+                      target + top * stride, stride);
+}
+
+static void attention_unit_amx(const AttentionArgs& args, const AttentionUnit& unit,
+                               void* memory) {
+  const int group = args.heads / args.kv_heads, dim = args.head_dim;
+  const int rows = (unit.row_end - unit.row_begin) * group, stride = partial_stride(dim);
+  const int first = args.positions[unit.row_begin], last = args.positions[unit.row_end - 1];
+  const AmxScratch scratch(memory, rows, dim);
+  const PageReader pages(args, unit.sequence, unit.kv_head);
+  load_query_planes(args, unit, scratch);
+  int configured = 0;
+  for (int chunk = unit.chunk_begin; chunk < unit.chunk_end; ++chunk) {
+    const int base = chunk * kChunk;
+    const int wanted = last + 1 - base < kChunk ? last + 1 - base : kChunk;
+    const TileView view = tile_view(pages, base, wanted, dim, scratch);
+    const bool merge = unit.partial < 0 && chunk > 0;
+    float* target = unit.partial < 0 ? scratch.state : partials(args, unit, chunk);
+    int row = base > first ? (base - first) * group : 0;
+    while (row < rows) {
+      const int left = rows - row;
+      const int count = left >= 2 * kTileRows ? 2 * kTileRows : left < kTileRows ? left : kTileRows;
+      int valid[2 * kTileRows];
+      valid_positions(first - base, row, count, group, valid);
+      const int height = count < kTileRows ? count : kTileRows;
+      if (height != configured) load_tile_config(TileConfig(configured = height));
+      chunk_tiles(scratch.queries + row * 2 * scratch.depth, count, dim, view, valid, scratch,
+                  merge ? scratch.partial : target + row * stride);
+      for (int r = 0; merge && r < count; ++r)
+        merge_partial(scratch.state + (row + r) * stride, scratch.partial + r * stride, dim);
+      row += count;
+    }
+  }
+  if (unit.partial < 0)
+    finish_unit(args, unit.kv_head, unit.row_begin, unit.row_end, scratch.state);
+}
+
+}  // namespace trimaran::TRIMARAN_TIER
