@@ -17,7 +17,7 @@ from trimaran.models.load import load_checkpoint
 
 pytestmark = pytest.mark.transformers
 
-REFERENCE_POSITIONS = 200
+REFERENCE_POSITIONS = 300
 
 
 @pytest.fixture(scope="module")
