@@ -52,11 +52,10 @@ class BlockPool:
         don't suffice. `count` must not exceed `available`."""
         if count > self.available:
             raise AssertionError(f"{count} blocks wanted, {self.available} available")
-        blocks: list[int] = []
-        for _ in range(count):
-            block = self._free.pop() if self._free else self._index.evict()
+        free = self._free
+        blocks = [free.pop() if free else self._index.evict() for _ in range(count)]
+        for block in blocks:
             self._references[block] = 1
-            blocks.append(block)
         return blocks
 
     def retain(self, block: int) -> None:

@@ -110,24 +110,19 @@ class KVCacheManager:
         table = self._tables[sequence]
         if up_to <= self._matrix.writable[table.row]:
             return True
-        blocks, pool = table.blocks, self.pool
+        pool, blocks, length = self.pool, table.blocks, len(table.blocks)
         wanted = self.blocks_for(up_to)
-        first = sequence.computed // self.block_size
-        foreign = [
-            place
-            for place in range(first, min(wanted, len(blocks)))
-            if pool.references(blocks[place]) > 1 or blocks[place] in self.index
-        ]
-        more = max(0, wanted - len(blocks))
+        more = max(0, wanted - length)
+        foreign = self._foreign(table, sequence.computed // self.block_size, wanted)
         if more + len(foreign) > pool.available:
             return False
         for place in foreign:
             self._replace(table, place, copied=place * self.block_size < sequence.computed)
         if more:
             fresh = pool.allocate(more)
-            self._matrix.extend(table.row, len(blocks), fresh)
+            self._matrix.extend(table.row, length, fresh)
             blocks.extend(fresh)
-        self._matrix.writable[table.row] = min(wanted, len(blocks)) * self.block_size
+        self._matrix.writable[table.row] = wanted * self.block_size
         return True
 
     def commit(self, sequence: Sequence, computed: int) -> None:
@@ -183,10 +178,10 @@ class KVCacheManager:
             self._rows_of = list(sequences)
         return self._rows
 
-    def short(self, sequences: list[Sequence], ends: list[int]) -> list[int]:
+    def short(self, sequences: list[Sequence], ends: Int32) -> list[int]:
         """Places in `sequences` of those that need `allocate` to be written up to `ends`."""
         writable = self._matrix.writable[self.rows(sequences)]
-        places: list[int] = np.flatnonzero(writable < np.array(ends, np.int32)).tolist()
+        places: list[int] = (writable < ends).nonzero()[0].tolist()
         return places
 
     def tables(self, sequences: list[Sequence], width: int) -> Int32:
@@ -262,6 +257,17 @@ class KVCacheManager:
         self._matrix.extend(table.row, 0, blocks)
         self._tables[sequence] = table
         return table
+
+    def _foreign(self, table: BlockTable, first: int, stop: int) -> list[int]:
+        """Places of the table in [first, stop) whose blocks are not its own alone."""
+        blocks = table.blocks
+        if first >= len(blocks):
+            return []
+        return [
+            place
+            for place in range(first, min(stop, len(blocks)))
+            if self.pool.references(blocks[place]) > 1 or blocks[place] in self.index
+        ]
 
     def _replace(self, table: BlockTable, place: int, copied: bool) -> None:
         old = table.blocks[place]

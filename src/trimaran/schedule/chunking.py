@@ -33,7 +33,7 @@ class FixedChunk:
         self.size = size
 
     def share(self, wants: list[int], budget: int) -> list[int]:
-        if sum(wants) <= budget and max(wants, default=0) <= self.size:
+        if sum(wants) <= min(budget, self.size):
             return wants.copy()
         counts = []
         for want in wants:

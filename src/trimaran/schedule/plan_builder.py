@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +10,13 @@ import numpy.typing as npt
 from trimaran.cache.manager import KVCacheManager
 from trimaran.core.request import Sequence
 from trimaran.core.step_plan import StepPlan
+from trimaran.schedule.selection import Selection
 
 Int32 = npt.NDArray[np.int32]
 
 
-class ScheduledSequence(NamedTuple):
+@dataclass(slots=True, eq=False)  # not frozen: that would make it three times as slow to make
+class ScheduledSequence:
     """One sequence's part in a step.
 
     Attributes:
@@ -28,12 +29,9 @@ class ScheduledSequence(NamedTuple):
 
     sequence: Sequence
     start: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
+    count: int
     samples: bool
     logits: slice
-
-
-_entry = partial(tuple.__new__, ScheduledSequence)  # without the checks of keyword arguments
 
 
 class PlanBuilder:
@@ -43,56 +41,28 @@ class PlanBuilder:
         self._kv = kv
         self._single_rows: list[slice] = []
 
-    def build(
-        self, sequences: list[Sequence], counts: list[int]
-    ) -> tuple[list[ScheduledSequence], StepPlan]:
-        """Entries and plan of a step in which `sequences` compute `counts` (> 0) tokens;
-        they must have blocks for them."""
-        starts = [sequence.computed for sequence in sequences]
-        first = np.array(starts, np.int32)
-        if max(counts) == 1:
-            positions, row_starts = first, np.arange(len(counts) + 1, dtype=np.int32)
-            places: Int32 | None = None
-            tokens = [s.tokens[start] for s, start in zip(sequences, starts, strict=True)]
+    def build(self, chosen: Selection) -> tuple[list[ScheduledSequence], StepPlan]:
+        """Entries and plan of a step. Every count is positive, and there are blocks for it."""
+        sequences, starts, counts = chosen.sequences, chosen.starts, chosen.counts
+        if sum(counts) == len(counts):
+            rows = _single_rows(chosen)
         else:
-            row_counts = np.array(counts, np.int32)
-            row_starts = np.zeros(len(counts) + 1, np.int32)
-            np.cumsum(row_counts, out=row_starts[1:])
-            places = np.repeat(np.arange(len(counts), dtype=np.int32), row_counts)
-            positions = np.arange(row_starts[-1], dtype=np.int32)
-            positions += (first - row_starts[:-1])[places]
-            tokens = []
-            for sequence, start, count in zip(sequences, starts, counts, strict=True):
-                tokens += sequence.tokens[start : start + count]
-        samples = [
-            len(s.tokens) == start + count
-            for s, start, count in zip(sequences, starts, counts, strict=True)
-        ]
-        logits, logit_rows = self._logits(sequences, counts, samples, row_starts)
-        contexts = positions[row_starts[1:] - 1] + np.int32(1)
-        plan = self._plan(sequences, tokens, positions, row_starts, places, contexts, logit_rows)
-        return list(map(_entry, zip(sequences, starts, counts, samples, logits, strict=True))), plan
+            rows = _many_rows(chosen)
+        samples, slices, logit_rows = self._logits(chosen, rows.row_starts)
+        entries = list(map(ScheduledSequence, sequences, starts, counts, samples, slices))
+        return entries, self._plan(chosen, rows, logit_rows)
 
-    def _plan(
-        self,
-        sequences: list[Sequence],
-        tokens: list[int],
-        positions: Int32,
-        row_starts: Int32,
-        places: Int32 | None,
-        contexts: Int32,
-        logit_rows: Int32,
-    ) -> StepPlan:
-        kv, size = self._kv, self._kv.block_size
-        tables = kv.tables(sequences, kv.blocks_for(int(contexts.max())))
-        blocks, offsets = np.divmod(positions, np.int32(size))
-        if places is None:
-            places = row_starts[:-1]  # one row a sequence
+    def _plan(self, chosen: Selection, rows: _Rows, logit_rows: Int32) -> StepPlan:
+        kv = self._kv
+        size = np.int32(kv.block_size)
+        contexts = chosen.ends()
+        tables = kv.tables(chosen.sequences, kv.blocks_for(int(contexts.max())))
+        blocks, offsets = np.divmod(rows.positions, size)
         return StepPlan(
-            tokens=np.array(tokens, np.int32),
-            positions=positions,
-            slots=tables[places, blocks] * np.int32(size) + offsets,
-            row_starts=row_starts,
+            tokens=np.array(rows.tokens, np.int32),
+            positions=rows.positions,
+            slots=tables[rows.places, blocks] * size + offsets,
+            row_starts=rows.row_starts,
             contexts=contexts,
             block_tables=tables,
             logit_rows=logit_rows,
@@ -100,27 +70,61 @@ class PlanBuilder:
         )
 
     def _logits(
-        self,
-        sequences: list[Sequence],
-        counts: list[int],
-        samples: list[bool],
-        row_starts: Int32,
-    ) -> tuple[list[slice], Int32]:
-        """Each sequence's rows in the array of logits, and the rows these are of."""
-        number = len(counts)
-        if len(row_starts) - 1 == row_starts[-1] and all(samples):  # one row each, all wanted
+        self, chosen: Selection, row_starts: Int32
+    ) -> tuple[list[bool], list[slice], Int32]:
+        """Who samples, each one's rows in the array of logits, and the rows these are of."""
+        number = len(chosen.counts)
+        if row_starts[-1] == number and chosen.counts == chosen.wants:
             while len(self._single_rows) < number:
                 at = len(self._single_rows)
                 self._single_rows.append(slice(at, at + 1))
-            return self._single_rows[:number], row_starts[:-1].copy()
+            return [True] * number, self._single_rows[:number], row_starts[:-1].copy()
+        samples: list[bool] = []
         slices: list[slice] = []
         rows: list[int] = []
-        ends = row_starts[1:].tolist()
-        for sequence, count, sampled, end in zip(sequences, counts, samples, ends, strict=True):
-            wanted = count if scores_prompt(sequence) else int(sampled)
+        for sequence, want, count, end in zip(
+            chosen.sequences, chosen.wants, chosen.counts, row_starts[1:].tolist(), strict=True
+        ):
+            samples.append(count == want)
+            wanted = count if scores_prompt(sequence) else int(count == want)
             slices.append(slice(len(rows), len(rows) + wanted))
             rows.extend(range(end - wanted, end))
-        return slices, np.array(rows, np.int32)
+        return samples, slices, np.array(rows, np.int32)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of a step; `places` [T] says to which sequence each belongs."""
+
+    tokens: list[int]
+    positions: Int32
+    row_starts: Int32
+    places: Int32
+
+
+def _single_rows(chosen: Selection) -> _Rows:
+    """Each sequence has one row, as in a step of decodes."""
+    if chosen.counts == chosen.wants:
+        tokens = [sequence.tokens[-1] for sequence in chosen.sequences]
+    else:
+        pairs = zip(chosen.sequences, chosen.starts, strict=True)
+        tokens = [sequence.tokens[start] for sequence, start in pairs]
+    row_starts = np.arange(len(tokens) + 1, dtype=np.int32)
+    return _Rows(tokens, chosen.ends() - np.int32(1), row_starts, row_starts[:-1])
+
+
+def _many_rows(chosen: Selection) -> _Rows:
+    """Some sequence has several rows."""
+    counts = np.array(chosen.counts, np.int32)
+    row_starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=row_starts[1:])
+    places = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    positions = np.arange(row_starts[-1], dtype=np.int32)
+    positions += (chosen.ends() - row_starts[1:])[places]
+    tokens: list[int] = []
+    for sequence, start, count in zip(chosen.sequences, chosen.starts, chosen.counts, strict=True):
+        tokens += sequence.tokens[start : start + count]
+    return _Rows(tokens, positions, row_starts, places)
 
 
 def scores_prompt(sequence: Sequence) -> bool:

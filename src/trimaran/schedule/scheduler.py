@@ -30,6 +30,7 @@ from trimaran.schedule.capacity import Capacity, make_capacity
 from trimaran.schedule.chunking import Chunking, FixedChunk
 from trimaran.schedule.order import Order, make_order
 from trimaran.schedule.plan_builder import PlanBuilder, ScheduledSequence, scores_prompt
+from trimaran.schedule.selection import Selection
 
 __all__ = ["ScheduledSequence", "ScheduledStep", "Scheduler"]
 
@@ -135,14 +136,14 @@ class Scheduler:
                 once that one is finished, scheduling goes on.
         """
         before = len(self._preempted)
-        sequences, wants, counts = self._serve_running()
-        if len(self._preempted) == before or not sequences:
-            self._admit(sequences, wants, counts)
-        if not sequences:
+        chosen = self._serve_running()
+        if len(self._preempted) == before or not chosen.sequences:
+            self._admit(chosen)
+        if not chosen.sequences:
             return None
-        entries, plan = self._builder.build(sequences, counts)
+        entries, plan = self._builder.build(chosen)
         preempted, self._preempted = self._preempted, []
-        decodes = wants.count(1)
+        decodes = chosen.wants.count(1)
         return ScheduledStep(
             entries, plan, preempted, plan.rows - decodes, decodes, self._clock.now()
         )
@@ -152,9 +153,10 @@ class Scheduler:
         Sequences that have left meanwhile are passed over."""
         size = self.kv.block_size
         running = SequenceStatus.RUNNING
-        for sequence, start, count, _, _ in step.entries:
+        for entry in step.entries:
+            sequence, start = entry.sequence, entry.start
             if sequence.status is running and sequence.computed == start:
-                sequence.computed = end = start + count
+                sequence.computed = end = start + entry.count
                 if end // size > start // size:
                     self.kv.commit(sequence, end)
 
@@ -182,21 +184,22 @@ class Scheduler:
 
     # ------------------------------------------------------------------ parts of a step
 
-    def _serve_running(self) -> tuple[list[Sequence], list[int], list[int]]:
-        """(sequences, wants, counts) of those that run and get something."""
+    def _serve_running(self) -> Selection:
+        """Those that run and get something, with blocks for it."""
         sequences = self._in_turn()
+        starts = [sequence.computed for sequence in sequences]
         wants = [len(sequence.tokens) - sequence.computed for sequence in sequences]
         counts = self._chunking.share(wants, self._budget)
+        chosen = Selection(sequences, starts, wants, counts)
         self._turn = None
         if 0 in counts:
-            rows = list(zip(sequences, wants, counts, strict=True))
-            self._turn = next((s for s, want, count in rows if want and not count), None)
-            sequences, wants, counts = _columns([row for row in rows if row[2]])
-        if self._find_blocks(sequences, counts):
-            rows = list(zip(sequences, wants, counts, strict=True))
+            left = zip(sequences, wants, counts, strict=True)
+            self._turn = next((s for s, want, count in left if want and not count), None)
+            chosen.keep([count > 0 for count in counts])
+        if self._find_blocks(chosen):
             running = SequenceStatus.RUNNING
-            sequences, wants, counts = _columns([r for r in rows if r[0].status is running])
-        return sequences, wants, counts
+            chosen.keep([sequence.status is running for sequence in chosen.sequences])
+        return chosen
 
     def _in_turn(self) -> list[Sequence]:
         """Those that run (a copy), beginning with the one whose turn it is."""
@@ -205,12 +208,12 @@ class Scheduler:
         at = self._running.index(self._turn)
         return self._running[at:] + self._running[:at]
 
-    def _find_blocks(self, sequences: list[Sequence], counts: list[int]) -> bool:
+    def _find_blocks(self, chosen: Selection) -> bool:
         """Finds blocks for the tokens of each; returns whether anyone was preempted."""
         before = len(self._preempted)
-        ends = [s.computed + count for s, count in zip(sequences, counts, strict=True)]
-        for place in self.kv.short(sequences, ends):
-            sequence, end = sequences[place], ends[place]
+        for place in self.kv.short(chosen.sequences, chosen.ends()):
+            sequence = chosen.sequences[place]
+            end = sequence.computed + chosen.counts[place]
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
             while not self.kv.allocate(sequence, end):
@@ -221,9 +224,9 @@ class Scheduler:
                     break
         return len(self._preempted) > before
 
-    def _admit(self, sequences: list[Sequence], wants: list[int], counts: list[int]) -> None:
-        """Admits who waits while seats, blocks and budget last; appends to the lists."""
-        budget = self._budget - sum(counts)
+    def _admit(self, chosen: Selection) -> None:
+        """Admits who waits while seats, blocks and budget last."""
+        budget = self._budget - sum(chosen.counts)
         free = self._seats - len(self._running) - sum(self._kept.values())
         while budget > 0 and (sequence := self._order.peek()) is not None:
             seats = 1 if sequence.forked else sequence.request.params.n
@@ -236,17 +239,16 @@ class Scheduler:
             if count == 0:
                 break
             if not self.kv.admit(sequence, prefix, self._capacity.reserve(sequence)):
-                if not self._running:  # all blocks are free, and still too few
+                if not self._running:  # all blocks are to be had, and still too few
                     self._check_fits(sequence, self._capacity.reserve(sequence))
                 break
-            self._order.remove(sequence)
             self._start(sequence, prefix.tokens, seats - 1)
+            chosen.append(sequence, prefix.tokens, want, count)
             budget, free = budget - count, free - seats
-            for column, value in ((wants, want), (counts, count)):
-                column.append(value)
-            sequences.append(sequence)
 
     def _start(self, sequence: Sequence, computed: int, kept: int) -> None:
+        """Moves a sequence from those that wait to those that run."""
+        self._order.remove(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.computed = computed
         if sequence.preemptions == 0:
@@ -287,9 +289,3 @@ def _capacity_error(sequence: Sequence, message: str) -> CapacityError:
     error = CapacityError(message)
     error.request_id = sequence.request.id
     return error
-
-
-def _columns(
-    rows: list[tuple[Sequence, int, int]],
-) -> tuple[list[Sequence], list[int], list[int]]:
-    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
