@@ -50,16 +50,18 @@ struct AttentionArgs {
   float* workspace = nullptr;  // AttentionPlan::workspace_floats, 64-byte aligned
 };
 
-// Rows row_begin..row_end of one sequence, one KV head, chunks chunk_begin..chunk_end.
+// Rows row_begin..row_end of one sequence, KV heads head_begin..head_end, chunks
+// chunk_begin..chunk_end.
 struct AttentionUnit {
   std::int32_t sequence;
-  std::int32_t kv_head;
+  std::int32_t head_begin;
+  std::int32_t head_end;
   std::int32_t row_begin;
   std::int32_t row_end;
   std::int32_t chunk_begin;
   std::int32_t chunk_end;
   // Offset in the workspace of the partials of all chunks of these rows, or -1: the unit
-  // has every chunk and writes `out` itself.
+  // has every chunk and writes `out` itself. A unit of several heads has every chunk.
   std::int64_t partial;
 };
 

@@ -79,13 +79,13 @@ struct AmxScratch {
   }
 };
 
-static void load_query_planes(const AttentionArgs& args, const AttentionUnit& unit,
-                              const AmxScratch& scratch) {
+static void load_query_planes(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
+                         const AmxScratch& scratch) {
   const int group = args.heads / args.kv_heads, dim = args.head_dim, depth = scratch.depth;
   const __m512 scale = _mm512_set1_ps(args.scale * kLog2E);
   std::uint16_t* planes = scratch.queries;
   for (int row = unit.row_begin; row < unit.row_end; ++row) {
-    const float* q = args.q + query_offset(args, row, unit.kv_head);
+    const float* q = args.q + query_offset(args, row, kv_head);
     for (int g = 0; g < group; ++g, q += dim, planes += 2 * depth) {
       for (int d = 0; d < dim; d += kLanes)
         split_planes(_mm512_mul_ps(_mm512_loadu_ps(q + d), scale), planes + d,
@@ -105,34 +105,39 @@ struct TileView {
   int k_stride;
 };
 
-static TileView tile_view(const PageReader& pages, int base, int wanted, int dim,
-                          const AmxScratch& scratch) {
-  TileView view;
+static void view_keys(const PageReader& pages, int base, int wanted, int dim,
+                      const AmxScratch& scratch, TileView& view) {
   const bool join = pages.block_size() < kLanes || dim % kTileDepth != 0;
   view.k_stride = join ? 2 * kLanes : 2 * pages.block_size();
   int i = 0;
   for (; i * kLanes < wanted; ++i) {
     const int position = base + i * kLanes;
-    view.k[i] = join ? scratch.pages.k + i * kLanes * scratch.depth : pages.keys(position);
-    if (!join) continue;
+    if (!join) {
+      view.k[i] = pages.keys(position);
+      continue;
+    }
     std::uint16_t* joined = scratch.pages.k + i * kLanes * scratch.depth;
     pages.join_keys(position, joined);
     // Lines of elements that the head doesn't have: multiplied by zeros, so no NaN here.
     std::memset(joined + kLanes * dim, 0,
                 kLanes * (scratch.depth - dim) * sizeof(std::uint16_t));
+    view.k[i] = joined;
   }
   for (; i % 4; ++i) view.k[i] = view.k[i - 1];
-  for (int pair = 0; pair * kTileDepth < wanted; ++pair) {
-    const int position = base + pair * kTileDepth;
+}
+
+static void view_values(const PageReader& pages, int base, int wanted, int dim,
+                        const AmxScratch& scratch, TileView& view) {
+  for (int i = 0; i * kTileDepth < wanted; ++i) {
+    const int position = base + i * kTileDepth;
     if (pages.block_size() == kTileDepth && pages.context() - position >= kTileDepth) {
-      view.v[pair] = pages.values(position);
+      view.v[i] = pages.values(position);
       continue;
     }
-    std::uint16_t* joined = scratch.pages.v + pair * kTileDepth * dim;
+    std::uint16_t* joined = scratch.pages.v + i * kTileDepth * dim;
     pages.join_values(position, joined, kTileDepth);
-    view.v[pair] = joined;
+    view.v[i] = joined;
   }
-  return view;
 }
 
 // Scores of 16 rows (or fewer) over four subtiles.
@@ -341,66 +346,86 @@ static inline void softmax_planes(float* scores, int padded, int valid, float* s
   stats[1] = vhsum({sum});
 }
 
-// `count` rows, at most 32, over one chunk: partials to `target`. Tiles are configured for
-// 16 rows, or for `count` where that is less.
-static void chunk_tiles(const std::uint16_t* queries, int count, int dim, const TileView& view,
-                        const int* valid, const AmxScratch& scratch, float* target) {
-  const int stride = partial_stride(dim), depth = scratch.depth;
-  const bool both = count > kTileRows;
-  const int steps = (valid[count - 1] + kTileDepth - 1) / kTileDepth;
-  for (int i = 0; i < 2 * steps; i += both ? 2 : 4)
-    if (both)
-      score_double(queries, depth, view, i, scratch.scores);
-    else
-      score_single(queries, depth, view, i, scratch.scores);
-  for (int r = 0; r < count; ++r)
-    softmax_planes(scratch.scores + r * kScoreStride, steps * kTileDepth, valid[r],
-                   target + r * stride + dim);
-  const auto* weights = reinterpret_cast<const std::uint16_t*>(scratch.scores);
+// Scores of `count` rows, at most 32, whose tiles are configured for 16 rows, or for
+// `count` where that is less.
+static void score_tiles(const std::uint16_t* queries, int count, int depth,
+                        const TileView& view, int steps, float* scores) {
+  if (count > kTileRows)
+    for (int i = 0; i < 2 * steps; i += 2) score_double(queries, depth, view, i, scores);
+  else
+    for (int i = 0; i < 2 * steps; i += 4) score_single(queries, depth, view, i, scores);
+}
+
+// acc of the same rows.
+static void weigh_tiles(const std::uint16_t* weights, int count, int dim, const TileView& view,
+                        int steps, float* acc) {
+  const int stride = partial_stride(dim);
   int column = 0;
-  if (both)
+  if (count > kTileRows)
     for (; column + 2 * kLanes <= dim; column += 2 * kLanes)
-      weigh_double(weights, view, steps, dim, column, target, stride);
-  for (; column + 4 * kLanes <= dim; column += 4 * kLanes)
-    weigh_single<4>(weights, view, steps, dim, column, target, stride);
+      weigh_double(weights, view, steps, dim, column, acc, stride);
+  for (; count <= kTileRows && column + 4 * kLanes <= dim; column += 4 * kLanes)
+    weigh_single<4>(weights, view, steps, dim, column, acc, stride);
   for (; column < dim; column += kLanes)
     for (int top = 0; top < count; top += kTileRows)
       weigh_single<1>(weights + top * kPlaneStride, view, steps, dim, column,
-                      target + top * stride, stride);
+                      acc + top * stride, stride);
 }
 
-static void attention_unit_amx(const AttentionArgs& args, const AttentionUnit& unit,
-                               void* memory) {
+static int tile_rows(int left) {
+  return left >= 2 * kTileRows ? 2 * kTileRows : left < kTileRows ? left : kTileRows;
+}
+
+static void attend_head_amx(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
+                            void* memory) {
   const int group = args.heads / args.kv_heads, dim = args.head_dim;
   const int rows = (unit.row_end - unit.row_begin) * group, stride = partial_stride(dim);
   const int first = args.positions[unit.row_begin], last = args.positions[unit.row_end - 1];
   const AmxScratch scratch(memory, rows, dim);
-  const PageReader pages(args, unit.sequence, unit.kv_head);
-  load_query_planes(args, unit, scratch);
+  const PageReader pages(args, unit.sequence, kv_head);
+  const auto* weights = reinterpret_cast<const std::uint16_t*>(scratch.scores);
+  load_query_planes(args, unit, kv_head, scratch);
   int configured = 0;
   for (int chunk = unit.chunk_begin; chunk < unit.chunk_end; ++chunk) {
     const int base = chunk * kChunk;
     const int wanted = last + 1 - base < kChunk ? last + 1 - base : kChunk;
-    const TileView view = tile_view(pages, base, wanted, dim, scratch);
+    const Prefetch prefetch(unit, pages, kv_head, chunk, rows);
+    prefetch.values();
+    TileView view;
+    view_keys(pages, base, wanted, dim, scratch, view);
     const bool merge = unit.partial < 0 && chunk > 0;
-    float* target = unit.partial < 0 ? scratch.state : partials(args, unit, chunk);
-    int row = base > first ? (base - first) * group : 0;
-    while (row < rows) {
-      const int left = rows - row;
-      const int count = left >= 2 * kTileRows ? 2 * kTileRows : left < kTileRows ? left : kTileRows;
-      int valid[2 * kTileRows];
-      valid_positions(first - base, row, count, group, valid);
+    float* all = unit.partial < 0 ? scratch.state : partials(args, unit, chunk);
+    const int begin = base > first ? (base - first) * group : 0;
+    for (int row = begin, count; row < rows; row += count) {
+      count = tile_rows(rows - row);
       const int height = count < kTileRows ? count : kTileRows;
       if (height != configured) load_tile_config(TileConfig(configured = height));
-      chunk_tiles(scratch.queries + row * 2 * scratch.depth, count, dim, view, valid, scratch,
-                  merge ? scratch.partial : target + row * stride);
+      int valid[2 * kTileRows];
+      valid_positions(first - base, row, count, group, valid);
+      const int steps = (valid[count - 1] + kTileDepth - 1) / kTileDepth;
+      score_tiles(scratch.queries + row * 2 * scratch.depth, count, scratch.depth, view, steps,
+                  scratch.scores);
+      if (row == begin) {  // V has had the time of the scores to arrive
+        view_values(pages, base, wanted, dim, scratch, view);
+        prefetch.next_keys();
+      }
+      float* target = merge ? scratch.partial : all + row * stride;
+      for (int r = 0; r < count; ++r)
+        softmax_planes(scratch.scores + r * kScoreStride, steps * kTileDepth, valid[r],
+                       target + r * stride + dim);
+      weigh_tiles(weights, count, dim, view, steps, target);
       for (int r = 0; merge && r < count; ++r)
-        merge_partial(scratch.state + (row + r) * stride, scratch.partial + r * stride, dim);
-      row += count;
+        merge_partial(scratch.state + (row + r) * stride, target + r * stride, dim);
     }
   }
   if (unit.partial < 0)
-    finish_unit(args, unit.kv_head, unit.row_begin, unit.row_end, scratch.state);
+    finish_unit(args, kv_head, unit.row_begin, unit.row_end, scratch.state);
+}
+
+static void attention_unit_amx(const AttentionArgs& args, const AttentionUnit& unit,
+                               void* memory) {
+  for (int head = unit.head_begin; head < unit.head_end; ++head)
+    attend_head_amx(args, unit, head, memory);
 }
 
 }  // namespace trimaran::TRIMARAN_TIER

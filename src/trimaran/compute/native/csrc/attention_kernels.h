@@ -13,6 +13,7 @@ namespace trimaran::TRIMARAN_TIER {
 
 constexpr int kScoreStride = kChunk + kLanes;  // floats; spreads rows over cache sets
 constexpr int kRowBlock = kAttentionRows;
+constexpr int kFewRows = 16;  // of a unit: reading K and V costs more than using them
 constexpr float kLog2E = 1.44269504f;
 
 // Partials of one row: head_dim elements, the maximum, the sum, padding.
@@ -154,13 +155,40 @@ struct UnitScratch {
   }
 };
 
+// With few rows the time goes into reading the cache. Fetches V while K is used, and then
+// the K that is read next, of the next chunk or of the next head, while V is used.
+class Prefetch {
+ public:
+  Prefetch(const AttentionUnit& unit, const PageReader& pages, int kv_head, int chunk, int rows)
+      : pages_(pages), base_(chunk * kChunk), next_base_(-1), next_head_(kv_head) {
+    if (rows > kFewRows)
+      base_ = -1;
+    else if (chunk + 1 < unit.chunk_end)
+      next_base_ = base_ + kChunk;
+    else if (++next_head_ < unit.head_end)
+      next_base_ = unit.chunk_begin * kChunk;
+  }
+
+  void values() const {
+    if (base_ >= 0) pages_.prefetch_values(base_);
+  }
+  void next_keys() const {
+    if (next_base_ >= 0) pages_.prefetch_keys(next_head_, next_base_);
+  }
+
+ private:
+  const PageReader& pages_;
+  int base_, next_base_, next_head_;
+};
+
 // A block of R rows over one chunk: partials to `target`.
 template <int R>
 static void chunk_rows(const float* queries, int dim, const ChunkView& view, const int* valid,
-                       float* scores, float* target) {
+                       const Prefetch& prefetch, float* scores, float* target) {
   const int subtiles = (valid[R - 1] + kLanes - 1) / kLanes;
   const int stride = partial_stride(dim);
   score_rows<R>(queries, dim, view, subtiles, scores);
+  prefetch.next_keys();
   for (int r = 0; r < R; ++r)
     softmax_row(scores + r * kScoreStride, subtiles, valid[r], target + r * stride + dim);
   weigh_rows<R>(scores, view, subtiles, dim, target, stride);
@@ -169,14 +197,15 @@ static void chunk_rows(const float* queries, int dim, const ChunkView& view, con
 // Any number of rows up to kRowBlock: the same arithmetic, another register block.
 template <int R = kRowBlock>
 static void chunk_rows_of(int rows, const float* queries, int dim, const ChunkView& view,
-                          const int* valid, float* scores, float* target) {
+                          const int* valid, const Prefetch& prefetch, float* scores,
+                          float* target) {
   if constexpr (R > 1) {
     if (rows < R) {
-      chunk_rows_of<R - 1>(rows, queries, dim, view, valid, scores, target);
+      chunk_rows_of<R - 1>(rows, queries, dim, view, valid, prefetch, scores, target);
       return;
     }
   }
-  chunk_rows<R>(queries, dim, view, valid, scores, target);
+  chunk_rows<R>(queries, dim, view, valid, prefetch, scores, target);
 }
 
 static inline std::size_t query_offset(const AttentionArgs& args, int row, int kv_head) {
@@ -185,11 +214,12 @@ static inline std::size_t query_offset(const AttentionArgs& args, int row, int k
 }
 
 // queries[i] = scale * log2(e) * q of the unit's rows, in order of (token, head of the group).
-static void load_queries(const AttentionArgs& args, const AttentionUnit& unit, float* queries) {
+static void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
+                         float* queries) {
   const int width = args.heads / args.kv_heads * args.head_dim;
   const V16 scale = vset1(args.scale * kLog2E);
   for (int row = unit.row_begin; row < unit.row_end; ++row) {
-    const float* q = args.q + query_offset(args, row, unit.kv_head);
+    const float* q = args.q + query_offset(args, row, kv_head);
     for (int d = 0; d < width; d += kLanes) vstore(queries + d, vmul(vload(q + d), scale));
     queries += width;
   }
@@ -219,18 +249,20 @@ static inline void valid_positions(int offset, int row, int count, int group, in
   }
 }
 
-static void attention_unit(const AttentionArgs& args, const AttentionUnit& unit,
-                           void* memory) {
+static void attend_head(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
+                        void* memory) {
   const int group = args.heads / args.kv_heads, dim = args.head_dim;
   const int rows = (unit.row_end - unit.row_begin) * group, stride = partial_stride(dim);
   const int first = args.positions[unit.row_begin], last = args.positions[unit.row_end - 1];
   const UnitScratch scratch(memory, rows, dim);
-  const PageReader pages(args, unit.sequence, unit.kv_head);
-  load_queries(args, unit, scratch.queries);
+  const PageReader pages(args, unit.sequence, kv_head);
+  load_queries(args, unit, kv_head, scratch.queries);
   for (int chunk = unit.chunk_begin; chunk < unit.chunk_end; ++chunk) {
     const int base = chunk * kChunk;
     const int wanted = last + 1 - base < kChunk ? last + 1 - base : kChunk;
     const ChunkView view = pages.view(base, wanted, scratch.pages);
+    const Prefetch prefetch(unit, pages, kv_head, chunk, rows);
+    prefetch.values();
     const bool merge = unit.partial < 0 && chunk > 0;
     float* target = unit.partial < 0 ? scratch.state : partials(args, unit, chunk);
     // Rows before the chunk have no part in it.
@@ -238,14 +270,20 @@ static void attention_unit(const AttentionArgs& args, const AttentionUnit& unit,
       const int count = rows - row < kRowBlock ? rows - row : kRowBlock;
       int valid[kRowBlock];
       valid_positions(first - base, row, count, group, valid);
-      chunk_rows_of(count, scratch.queries + row * dim, dim, view, valid, scratch.scores,
+      chunk_rows_of(count, scratch.queries + row * dim, dim, view, valid, prefetch, scratch.scores,
                     merge ? scratch.partial : target + row * stride);
       for (int r = 0; merge && r < count; ++r)
         merge_partial(scratch.state + (row + r) * stride, scratch.partial + r * stride, dim);
     }
   }
   if (unit.partial < 0)
-    finish_unit(args, unit.kv_head, unit.row_begin, unit.row_end, scratch.state);
+    finish_unit(args, kv_head, unit.row_begin, unit.row_end, scratch.state);
+}
+
+static void attention_unit(const AttentionArgs& args, const AttentionUnit& unit,
+                           void* memory) {
+  for (int head = unit.head_begin; head < unit.head_end; ++head)
+    attend_head(args, unit, head, memory);
 }
 
 static void merge_unit(const AttentionArgs& args, const AttentionMerge& merge, void*) {

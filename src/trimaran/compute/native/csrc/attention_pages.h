@@ -13,6 +13,13 @@ namespace trimaran::TRIMARAN_TIER {
 constexpr int kLanes = 16;  // positions in a subtile: one vector of scores
 constexpr int kSubtiles = kChunk / kLanes;
 
+// Prefetch into the second-level cache. The empty assembly keeps the compiler from taking a
+// function that only prefetches for one without effect, whose calls it removes.
+static inline void fetch_line(const void* address) {
+  __builtin_prefetch(address, 0, 2);
+  asm volatile("" : : "r"(address));
+}
+
 // Round to nearest, ties to even; a NaN stays one.
 static inline std::uint16_t to_bf16(float value) {
   std::uint32_t bits;
@@ -151,13 +158,31 @@ class PageReader {
     return page(v_cache_, position) + position % block_size_ / 2 * 2 * dim_;
   }
 
+  // Starts fetching V, or K, of the positions base .. base + kChunk: pages are too short for
+  // the hardware to see a stream.
+  void prefetch_values(int base) const { prefetch(v_cache_, kv_head_, base); }
+  void prefetch_keys(int kv_head, int base) const { prefetch(k_cache_, kv_head, base); }
+
   int context() const { return context_; }
   int block_size() const { return block_size_; }
 
  private:
   const std::uint16_t* page(const std::uint16_t* cache, int position) const {
+    return page(cache, kv_head_, position);
+  }
+
+  const std::uint16_t* page(const std::uint16_t* cache, int kv_head, int position) const {
     const std::size_t block = table_[position / block_size_];
-    return cache + (block * kv_heads_ + kv_head_) * dim_ * block_size_;
+    return cache + (block * kv_heads_ + kv_head) * dim_ * block_size_;
+  }
+
+  void prefetch(const std::uint16_t* cache, int kv_head, int base) const {
+    constexpr int kLine = 64 / sizeof *cache;
+    const int end = context_ < base + kChunk ? context_ : base + kChunk;
+    for (int position = base; position < end; position += block_size_) {
+      const std::uint16_t* start = page(cache, kv_head, position);
+      for (int i = 0; i < dim_ * block_size_; i += kLine) fetch_line(start + i);
+    }
   }
 
   const std::int32_t* table_;

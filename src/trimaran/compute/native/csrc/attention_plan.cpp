@@ -24,11 +24,25 @@ int tokens_per_unit(int group) {
 // Time of one unit, up to a factor: K and V are read once, and used once a row.
 std::int64_t cost(std::int64_t chunks, std::int64_t rows) { return chunks * (8 + rows); }
 
-}  // namespace
+// Floats of one row's partials, see partial_stride in attention_kernels.h.
+std::size_t attention_partial_floats(int head_dim) { return head_dim + std::size_t{16}; }
 
-std::size_t attention_partial_floats(int head_dim) {
-  return static_cast<std::size_t>(head_dim) + 16;
+// Cuts a unit of one head into units of about `fit` chunks, to be merged.
+void split_chunks(AttentionPlan& plan, AttentionUnit unit, std::int64_t fit, int rows,
+                  int head_dim) {
+  const int chunks = unit.chunk_end, stride = fit > 1 ? static_cast<int>(fit) : 1;
+  unit.partial = static_cast<std::int64_t>(plan.workspace_floats);
+  for (int chunk = 0; chunk < chunks; chunk += stride) {
+    unit.chunk_begin = chunk;
+    unit.chunk_end = chunk + stride < chunks ? chunk + stride : chunks;
+    plan.units.push_back(unit);
+  }
+  plan.merges.push_back(
+      {unit.sequence, unit.head_begin, unit.row_begin, unit.row_end, unit.partial});
+  plan.workspace_floats += attention_partial_floats(head_dim) * chunks * rows;
 }
+
+}  // namespace
 
 void plan_attention(const AttentionArgs& args, int threads, AttentionPlan& plan) {
   plan.units.clear();
@@ -47,25 +61,22 @@ void plan_attention(const AttentionArgs& args, int threads, AttentionPlan& plan)
   const std::int64_t piece = threads > 1 ? total * args.kv_heads / (8 * threads) : total;
 
   for (int s = 0; s < args.sequences; ++s)
-    for (int head = 0; head < args.kv_heads; ++head)
-      for (int end = args.row_starts[s + 1]; end > args.row_starts[s]; end -= step) {
-        const int begin = end - step > args.row_starts[s] ? end - step : args.row_starts[s];
-        const int rows = (end - begin) * group;
-        const int chunks = args.positions[end - 1] / kChunk + 1;
-        if (threads == 1 || chunks == 1 || cost(chunks, rows) <= piece) {
-          plan.units.push_back({s, head, begin, end, 0, chunks, -1});
-          continue;
-        }
-        const std::int64_t fit = piece / cost(1, rows);
-        const int stride = fit > 1 ? static_cast<int>(fit) : 1;
-        const auto partial = static_cast<std::int64_t>(plan.workspace_floats);
-        for (int chunk = 0; chunk < chunks; chunk += stride) {
-          const int last = chunk + stride < chunks ? chunk + stride : chunks;
-          plan.units.push_back({s, head, begin, end, chunk, last, partial});
-        }
-        plan.merges.push_back({s, head, begin, end, partial});
-        plan.workspace_floats += attention_partial_floats(args.head_dim) * chunks * rows;
+    for (int end = args.row_starts[s + 1]; end > args.row_starts[s]; end -= step) {
+      const int begin = end - step > args.row_starts[s] ? end - step : args.row_starts[s];
+      const int rows = (end - begin) * group;
+      const int chunks = args.positions[end - 1] / kChunk + 1;
+      // Heads of one row block together: their pages are neighbours in memory.
+      const std::int64_t whole = cost(chunks, rows);
+      const int heads = whole >= piece ? 1 : static_cast<int>(piece / whole);
+      for (int head = 0; head < args.kv_heads; head += heads) {
+        const int last = head + heads < args.kv_heads ? head + heads : args.kv_heads;
+        if (threads == 1 || chunks == 1 || whole <= piece)
+          plan.units.push_back({s, head, last, begin, end, 0, chunks, -1});
+        else
+          split_chunks(plan, {s, head, last, begin, end, 0, chunks, -1},
+                       piece / cost(1, rows), rows, args.head_dim);
       }
+    }
 }
 
 std::size_t attention_scratch_bytes(int heads, int kv_heads, int head_dim) {
