@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from trimaran.core.errors import BackendError
 from trimaran.core.outputs import Logprob, Logprobs
@@ -78,7 +80,7 @@ def _draw(pick: Pick) -> float:
     return uniform(sequence.seed, sequence.output_length)
 
 
-def _joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:  # type: ignore[type-arg]
+def _joined(arrays: list[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
 
 

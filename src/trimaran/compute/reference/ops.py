@@ -67,7 +67,8 @@ class ReferenceOps:
         return self._values[weight.name]
 
     def embed(self, tokens: Array, weight: Weight) -> Array:
-        return self._of(weight)[tokens]
+        rows: Array = self._of(weight)[tokens]
+        return rows
 
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
         # One matrix-vector product a row: a matrix-matrix product may sum a row in another
@@ -79,8 +80,10 @@ class ReferenceOps:
         return y if bias is None else y + self._of(bias)
 
     def rms_norm(self, x: Array, weight: Weight, eps: float) -> Array:
-        mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
-        return x / np.sqrt(mean + np.float32(eps)) * self._of(weight)
+        mean: Array = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+        root: Array = np.sqrt(mean + np.float32(eps))
+        y: Array = x / root * self._of(weight)
+        return y
 
     def rope(self, x: Array, positions: Array, heads: int, spec: RopeSpec) -> Array:
         angles = np.asarray(positions, np.float64)[:, None] * spec.frequencies()
@@ -110,7 +113,8 @@ class ReferenceOps:
 
     def silu_mul(self, gate: Array, up: Array) -> Array:
         with np.errstate(over="ignore"):  # exp(-gate) may be inf: the quotient is then 0
-            return gate / (1 + np.exp(-gate)) * up
+            y: Array = gate / (1 + np.exp(-gate)) * up
+        return y
 
     def add(self, x: Array, y: Array) -> Array:
         return x + y
