@@ -99,7 +99,7 @@ class _Cursor:
 
     def __init__(self, path: Path, data: npt.NDArray[np.uint8]) -> None:
         self.path = path
-        self.view = memoryview(data)
+        self.view = data.data
         self.at = 0
         self._size = len(data)
         self.end = min(self._size, MAX_HEADER_BYTES)

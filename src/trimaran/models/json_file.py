@@ -18,11 +18,15 @@ def read_json_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, obj
     """
     try:
         with path.open("rb") as file:
-            data = file.read(limit + 1)
+            size = file.seek(0, 2)
+            if size > limit:
+                raise CheckpointError(
+                    f"{path} has {size} bytes, above the limit of {limit} for such a file"
+                )
+            file.seek(0)
+            data = file.read(size)
     except OSError as error:
         raise CheckpointError(f"{path} can't be read: {error}") from None
-    if len(data) > limit:
-        raise CheckpointError(f"{path} is above the limit of {limit} bytes for such a file")
     return parse_json_object(data, str(path))
 
 
