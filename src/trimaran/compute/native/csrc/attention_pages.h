@@ -7,10 +7,11 @@
 
 #include "attention.h"
 #include "kv_cache.h"
+#include "lanes.h"
 
 namespace trimaran::TRIMARAN_TIER {
 
-constexpr int kLanes = 16;  // positions in a subtile: one vector of scores
+// A subtile is 16 positions: one vector of scores.
 constexpr int kSubtiles = kChunk / kLanes;
 
 // Prefetch into the second-level cache. The empty assembly keeps the compiler from taking a
