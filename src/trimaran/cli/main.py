@@ -43,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     _write_utf8()
     try:
-        code = _dispatch(words)
-        sys.stdout.flush()
-        return code
+        try:
+            return _dispatch(words)
+        finally:
+            sys.stdout.flush()  # here, not at exit, where a closed pipe could not be told
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -25,7 +25,9 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "order": config.ORDERS,
     "capacity": config.CAPACITIES,
 }
-_RENAMED = {(EngineConfig, "seed"): "--engine-seed"}  # --seed is the request's
+_RENAMED: dict[tuple[type, str], str] = {
+    (EngineConfig, "seed"): "--engine-seed"
+}  # --seed is the request's
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 
 
