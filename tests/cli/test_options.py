@@ -20,7 +20,6 @@ from trimaran.cli.options import (
 from trimaran.core.config import EngineConfig
 from trimaran.core.sampling_params import SamplingParams
 
-
 EVERY_FLAG = """
     --backend native --weights int8 --isa avx2 --threads 3 --max-model-len 99
     --block-size 8 --kv-cache-bytes 3MiB --kv-memory-fraction 0.25
