@@ -281,7 +281,7 @@ def test_unsound_json(tmp_path: Path, text: str) -> None:
 
 def test_a_huge_json_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as file:
-        file.truncate(1 << 34)
+        file.truncate(1 << 34)  # sparse
     with pytest.raises(CheckpointError, match="above the limit"):
         read_config(tmp_path)
 

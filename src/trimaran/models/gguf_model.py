@@ -170,7 +170,8 @@ def _same_in_all_layers(fields: Fields, key: str, most: int, default: int | None
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise fields.unsupported(key, value, "layers of different sizes are not supported")
-        return Fields({key: value[0]}, f"{fields.where}: {fields.prefix}").integer(key, 1, most)
+        only = {fields.prefix + key: value[0]}
+        return Fields(only, fields.where, fields.prefix).integer(key, 1, most)
     return fields.integer(key, 1, most, default)
 
 

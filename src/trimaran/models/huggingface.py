@@ -36,11 +36,13 @@ ARCHITECTURES: Mapping[str, str] = {
 }
 """Names in config.json, and which architecture computes them."""
 
-# Fields that say nothing about what a trained model computes at inference.
+# Fields that say nothing about the distribution a trained model computes: bookkeeping,
+# training, and defaults of sampling that old files carry.
 _HARMLESS = (
     "architectures",
     "attention_dropout",
     "chunk_size_feed_forward",
+    "do_sample",
     "dtype",
     "finetuning_task",
     "gradient_checkpointing",
@@ -48,6 +50,8 @@ _HARMLESS = (
     "initializer_range",
     "is_llama_config",
     "label2id",
+    "max_length",
+    "max_sequence_length",
     "max_window_layers",  # matters only with a sliding window
     "model_type",
     "name_or_path",
@@ -58,7 +62,10 @@ _HARMLESS = (
     "problem_type",
     "return_dict",
     "task_specific_params",
+    "temperature",
     "tokenizer_class",
+    "top_k",
+    "top_p",
     "torch_dtype",
     "transformers.js_config",
     "transformers_version",

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from trimaran.core.errors import CheckpointError
 
-MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 1 << 20
+"""Real ones have some kilobytes; parsed JSON can take twenty times its size."""
 
 
 def read_json_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, object]:

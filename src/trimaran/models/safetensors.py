@@ -20,8 +20,8 @@ from trimaran.core.errors import CheckpointError, UnsupportedModelError
 from trimaran.models.json_file import parse_json_object, read_json_object
 from trimaran.models.storage import MappedStorage, looks_like, map_file
 
-MAX_HEADER_BYTES = 32 << 20
-MAX_INDEX_BYTES = 64 << 20
+MAX_HEADER_BYTES = 16 << 20
+MAX_INDEX_BYTES = 32 << 20
 MAX_DIMENSIONS = 8
 
 INDEX_NAME = "model.safetensors.index.json"
