@@ -9,12 +9,12 @@ class Chunking(Protocol):
     """Decides how many of its uncomputed tokens each sequence computes in a step."""
 
     def share(self, wants: list[int], budget: int) -> list[int]:
-        """A new list, one count a sequence in their order: 0 <= count <= want, at most `budget` in all,
-        and the first sequence that wants anything gets at least one token if there is one.
+        """A new list, one count a sequence in their order: 0 <= count <= want, at most
+        `budget` in all, and the first one that wants anything gets at least one token.
 
         Args:
             wants: uncomputed tokens of each sequence.
-            budget: tokens left in this step.
+            budget: tokens left in this step, at least one.
         """
         ...
 

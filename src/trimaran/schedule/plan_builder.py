@@ -44,10 +44,7 @@ class PlanBuilder:
     def build(self, chosen: Selection) -> tuple[list[ScheduledSequence], StepPlan]:
         """Entries and plan of a step. Every count is positive, and there are blocks for it."""
         sequences, starts, counts = chosen.sequences, chosen.starts, chosen.counts
-        if sum(counts) == len(counts):
-            rows = _single_rows(chosen)
-        else:
-            rows = _many_rows(chosen)
+        rows = _single_rows(chosen) if sum(counts) == len(counts) else _many_rows(chosen)
         samples, slices, logit_rows = self._logits(chosen, rows.row_starts)
         entries = list(map(ScheduledSequence, sequences, starts, counts, samples, slices))
         return entries, self._plan(chosen, rows, logit_rows)

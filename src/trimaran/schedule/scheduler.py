@@ -42,7 +42,7 @@ class ScheduledStep:
     Attributes:
         entries: who is in it, in the order of the plan's rows.
         plan: what the back end executes.
-        preempted: who lost its blocks when this step was made, since the last one.
+        preempted: who lost its blocks since the last step was made, and has not ended.
         prefill_tokens: rows of sequences that had more than one token to compute.
         decode_tokens: rows of sequences that had just one.
         time: when it was made, seconds on the scheduler's clock.
@@ -135,17 +135,19 @@ class Scheduler:
             CapacityError: one sequence has outgrown the cache (its `request_id` says which);
                 once that one is finished, scheduling goes on.
         """
-        before = len(self._preempted)
-        chosen = self._serve_running()
-        if len(self._preempted) == before or not chosen.sequences:
+        chosen, preempted = self._serve_running()
+        while preempted and not chosen.sequences:  # whoever had the budget lost its blocks
+            chosen, preempted = self._serve_running()
+        if not preempted:
             self._admit(chosen)
         if not chosen.sequences:
             return None
         entries, plan = self._builder.build(chosen)
-        preempted, self._preempted = self._preempted, []
+        victims = [sequence for sequence in self._preempted if not sequence.finished]
+        self._preempted.clear()
         decodes = chosen.wants.count(1)
         return ScheduledStep(
-            entries, plan, preempted, plan.rows - decodes, decodes, self._clock.now()
+            entries, plan, victims, plan.rows - decodes, decodes, self._clock.now()
         )
 
     def commit(self, step: ScheduledStep) -> None:
@@ -184,8 +186,9 @@ class Scheduler:
 
     # ------------------------------------------------------------------ parts of a step
 
-    def _serve_running(self) -> Selection:
-        """Those that run and get something, with blocks for it."""
+    def _serve_running(self) -> tuple[Selection, bool]:
+        """Those that run and get something, with blocks for it; and whether that took a
+        preemption. The budget of those preempted is not given to others in this step."""
         sequences = self._in_turn()
         starts = [sequence.computed for sequence in sequences]
         wants = [len(sequence.tokens) - sequence.computed for sequence in sequences]
@@ -196,10 +199,11 @@ class Scheduler:
             left = zip(sequences, wants, counts, strict=True)
             self._turn = next((s for s, want, count in left if want and not count), None)
             chosen.keep([count > 0 for count in counts])
-        if self._find_blocks(chosen):
+        preempted = self._find_blocks(chosen)
+        if preempted:
             running = SequenceStatus.RUNNING
             chosen.keep([sequence.status is running for sequence in chosen.sequences])
-        return chosen
+        return chosen, preempted
 
     def _in_turn(self) -> list[Sequence]:
         """Those that run (a copy), beginning with the one whose turn it is."""
