@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trimaran.cli.options import add_engine_flags, engine_options
 from trimaran.cli.terminal import DownloadReport, StartupReport, say
+from trimaran.models.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from trimaran.engine.llm import LLM
@@ -20,7 +21,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="NAME",
         help="a .gguf file, a folder with config.json and safetensors, a known name, or a hub"
-        " name as owner/name (default: smollm2-135m)",
+        f" name as owner/name (default: {DEFAULT_MODEL})",
     )
     parser.add_argument(
         "-v",
@@ -41,7 +42,6 @@ def load_llm(args: argparse.Namespace, startup: StartupReport) -> LLM:
     startup.rest("start Python")
     from trimaran.engine.factory import Phases
     from trimaran.engine.llm import LLM
-    from trimaran.models.store import DEFAULT_MODEL
 
     startup.rest("import engine")
     model = DEFAULT_MODEL if args.model is None else args.model
