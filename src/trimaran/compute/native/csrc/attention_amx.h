@@ -280,7 +280,7 @@ static inline void weigh_double(const std::uint16_t* high, const TileView& view,
 
 // 2^x for x <= 0; 0 where `keep` has no bit. Relative error below 2^-23.
 static inline __m512 exp2_weights(__mmask16 keep, __m512 x) {
-  const __m512 rounder = _mm512_set1_ps(kRounder);
+  const __m512 rounder = _mm512_set1_ps(kRoundMagic);
   const __m512 whole = _mm512_sub_ps(_mm512_add_ps(x, rounder), rounder);
   const __m512 part = _mm512_sub_ps(x, whole);
   __m512 p = _mm512_set1_ps(kExp2[5]);
@@ -322,7 +322,7 @@ static inline void softmax_planes(float* scores, int padded, int valid, float* s
     top = _mm512_max_ps(_mm512_load_ps(scores + i), top);
     other = _mm512_max_ps(_mm512_load_ps(scores + i + kLanes), other);
   }
-  stats[0] = vlargest({_mm512_max_ps(top, other)});
+  stats[0] = vhmax({_mm512_max_ps(top, other)});
   const __m512 peak = _mm512_set1_ps(stats[0]);
   __m512 sum = _mm512_setzero_ps();
   int i = 0;
@@ -343,7 +343,7 @@ static inline void softmax_planes(float* scores, int padded, int valid, float* s
     _mm512_store_ps(scores + i, _mm512_setzero_ps());
     _mm512_store_ps(scores + i + kLanes, _mm512_setzero_ps());
   }
-  stats[1] = vsum({sum});
+  stats[1] = vhsum({sum});
 }
 
 // Scores of `count` rows, at most 32, whose tiles are configured for 16 rows, or for

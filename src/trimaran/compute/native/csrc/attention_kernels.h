@@ -7,7 +7,7 @@
 #pragma once
 
 #include "attention_pages.h"
-#include "lanes.h"
+#include "simd.h"
 
 namespace trimaran::TRIMARAN_TIER {
 
@@ -15,11 +15,11 @@ constexpr int kScoreStride = kChunk + kLanes;  // floats; spreads rows over cach
 
 // Register blocks: rows, vectors of positions, vectors of elements.
 #if defined(__AVX512F__)
-constexpr int kRowBlock = 6, kScoreVectors = 2, kWeighVectors = 4;
+constexpr int kRowBlock = 6, kPositionVectors = 2, kElementVectors = 4;
 #elif defined(__AVX2__)
-constexpr int kRowBlock = 4, kScoreVectors = 1, kWeighVectors = 2;
+constexpr int kRowBlock = 4, kPositionVectors = 1, kElementVectors = 2;
 #else
-constexpr int kRowBlock = 2, kScoreVectors = 1, kWeighVectors = 1;
+constexpr int kRowBlock = 2, kPositionVectors = 1, kElementVectors = 1;
 #endif
 
 constexpr int kFewRows = 16;  // of a unit: reading K and V costs more than using them
@@ -37,7 +37,7 @@ static inline void score_block(const float* q, int dim, const std::uint16_t* con
     for (int v = 0; v < V; ++v) even[r][v] = odd[r][v] = vzero();
   for (int d = 0; d < dim; d += 2) {
     V16 k_even[V], k_odd[V];
-    for (int v = 0; v < V; ++v) vload_pairs(k[v] + d / 2 * k_stride, k_even[v], k_odd[v]);
+    for (int v = 0; v < V; ++v) vload_bf16_pairs(k[v] + d / 2 * k_stride, k_even[v], k_odd[v]);
     for (int r = 0; r < R; ++r) {
       const V16 q_even = vset1(q[r * dim + d]), q_odd = vset1(q[r * dim + d + 1]);
       for (int v = 0; v < V; ++v) {
@@ -55,8 +55,8 @@ template <int R>
 static void score_rows(const float* q, int dim, const ChunkView& view, int subtiles,
                        float* scores) {
   int i = 0;
-  for (; i + kScoreVectors <= subtiles; i += kScoreVectors)
-    score_block<R, kScoreVectors>(q, dim, view.k + i, view.k_stride, scores + i * kLanes);
+  for (; i + kPositionVectors <= subtiles; i += kPositionVectors)
+    score_block<R, kPositionVectors>(q, dim, view.k + i, view.k_stride, scores + i * kLanes);
   for (; i < subtiles; ++i)
     score_block<R, 1>(q, dim, view.k + i, view.k_stride, scores + i * kLanes);
 }
@@ -73,7 +73,7 @@ static inline void weigh_block(const float* weights, const ChunkView& view, int 
     const float* w = weights + i * kLanes;
     for (int j = 0; j < kLanes; j += 2, v += 2 * dim) {
       V16 first[N], second[N];
-      for (int n = 0; n < N; ++n) vload_pairs(v + 2 * kLanes * n, first[n], second[n]);
+      for (int n = 0; n < N; ++n) vload_bf16_pairs(v + 2 * kLanes * n, first[n], second[n]);
       for (int r = 0; r < R; ++r) {
         const V16 w_first = vset1(w[r * kScoreStride + j]);
         const V16 w_second = vset1(w[r * kScoreStride + j + 1]);
@@ -91,8 +91,8 @@ template <int R>
 static void weigh_rows(const float* weights, const ChunkView& view, int subtiles, int dim,
                        float* acc, int acc_stride) {
   int column = 0;
-  for (; column + kLanes * kWeighVectors <= dim; column += kLanes * kWeighVectors)
-    weigh_block<R, kWeighVectors>(weights, view, subtiles, dim, column, acc, acc_stride);
+  for (; column + kLanes * kElementVectors <= dim; column += kLanes * kElementVectors)
+    weigh_block<R, kElementVectors>(weights, view, subtiles, dim, column, acc, acc_stride);
   for (; column < dim; column += kLanes)
     weigh_block<R, 1>(weights, view, subtiles, dim, column, acc, acc_stride);
 }
@@ -106,11 +106,11 @@ static void softmax_row(float* scores, int subtiles, int valid, float* stats) {
   for (int i = 0; i < whole; ++i) top = vmax(vload(scores + i * kLanes), top);
   if (rest) {
     float* last = scores + whole * kLanes;
-    const V16 masked = vfirst(rest, vload(last), none);
+    const V16 masked = vselect_first(rest, vload(last), none);
     vstore(last, masked);
     top = vmax(masked, top);
   }
-  stats[0] = vlargest(top);
+  stats[0] = vhmax(top);
   const V16 peak = vset1(stats[0]);
   const int used = whole + (rest ? 1 : 0);
   V16 sum = vzero();
@@ -120,7 +120,7 @@ static void softmax_row(float* scores, int subtiles, int valid, float* stats) {
     sum = vadd(sum, weight);
   }
   for (int i = used; i < subtiles; ++i) vstore(scores + i * kLanes, vzero());
-  stats[1] = vsum(sum);
+  stats[1] = vhsum(sum);
 }
 
 // state <- state merged with the partial of a later chunk.
@@ -130,8 +130,12 @@ static void merge_partial(float* state, const float* partial, int dim) {
   const V16 keep = vexp2(vsub(old_peak, peak)), add = vexp2(vsub(new_peak, peak));
   for (int d = 0; d < dim; d += kLanes)
     vstore(state + d, vfma(vload(state + d), keep, vmul(vload(partial + d), add)));
-  state[dim + 1] = state[dim + 1] * vlane0(keep) + partial[dim + 1] * vlane0(add);
-  state[dim] = vlane0(peak);
+  float lanes[3][kLanes];
+  vstore(lanes[0], keep);
+  vstore(lanes[1], add);
+  vstore(lanes[2], peak);
+  state[dim + 1] = state[dim + 1] * lanes[0][0] + partial[dim + 1] * lanes[1][0];
+  state[dim] = lanes[2][0];
 }
 
 // out = acc / sum. Adding 0 makes every zero +0: masked terms may turn a -0 into +0, and

@@ -7,9 +7,10 @@
 
 #include "attention.h"
 #include "kv_cache.h"
-#include "lanes.h"
 
 namespace trimaran::TRIMARAN_TIER {
+
+constexpr int kLanes = 16;
 
 // A subtile is 16 positions: one vector of scores.
 constexpr int kSubtiles = kChunk / kLanes;

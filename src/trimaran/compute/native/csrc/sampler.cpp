@@ -340,13 +340,19 @@ void check_token(std::int32_t token, int vocab) {
 
 void check_choices(const ChoiceBatch& batch) {
   if (batch.vocab < 1 && batch.count > 0) throw SamplerError("the logits have no columns");
+  std::int32_t end = 0;
   for (int i = 0; i < batch.count; ++i) {
     check_row(batch.rows[i], batch.logit_rows);
     if (!(batch.temperature[i] >= 0.0f))
       throw SamplerError("the temperature of choice " + std::to_string(i) +
                          " is not a number >= 0");
+    if (batch.adjust_starts[i] < end || batch.adjust_starts[i + 1] < batch.adjust_starts[i] ||
+        batch.adjust_starts[i + 1] > batch.adjustments)
+      throw SamplerError("the adjustments of choice " + std::to_string(i) +
+                         " begin or end outside the " + std::to_string(batch.adjustments));
+    end = batch.adjust_starts[i + 1];
   }
-  for (int i = batch.adjust_starts[0]; i < batch.adjust_starts[batch.count]; ++i)
+  for (std::int32_t i = 0; i < batch.adjustments; ++i)
     check_token(batch.adjust_ids[i], batch.vocab);
 }
 

@@ -69,7 +69,8 @@ struct ChoiceBatch {
   const float* top_p = nullptr;
   const float* min_p = nullptr;
   const double* uniforms = nullptr;
-  const std::int32_t* adjust_starts = nullptr;
+  const std::int32_t* adjust_starts = nullptr;  // [count + 1]
+  std::int32_t adjustments = 0;                 // of all choices
   const std::int32_t* adjust_ids = nullptr;
   const float* adjust_bias = nullptr;
   const float* adjust_repetition = nullptr;

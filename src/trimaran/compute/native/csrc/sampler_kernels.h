@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lanes.h"
+#include "simd.h"
 #include "sampler.h"
 
 namespace trimaran::TRIMARAN_TIER {
@@ -25,7 +25,7 @@ typedef std::int32_t Ints __attribute__((vector_size(4 * kWidth), aligned(4), ma
 typedef float HalfFloats __attribute__((vector_size(2 * kWidth), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(4 * kWidth), aligned(8), may_alias));
 
-constexpr int kVectors = kLanes / kWidth;  // vectors in 16 lanes
+constexpr int kVectors = kScanLanes / kWidth;  // vectors in 16 lanes
 
 static inline Floats floats_at(const float* p) { return *reinterpret_cast<const Floats*>(p); }
 static inline Floats spread(float value) { return value - Floats{}; }
@@ -62,8 +62,8 @@ static inline Floats weight_of(Floats logit, const WeightScale& scale) {
   Floats below = logit - scale.peak;
   below = below > least ? below : least;
   const Floats x = below * scale.high + below * scale.low;
-  const Floats shifted = x + kRounder;  // its low bits are round(x)
-  const Floats part = x - (shifted - kRounder);
+  const Floats shifted = x + kRoundMagic;  // its low bits are round(x)
+  const Floats part = x - (shifted - kRoundMagic);
   Floats p = spread(kExp2[5]);
   for (int i = 4; i >= 0; --i) p = p * part + kExp2[i];
   Ints power;

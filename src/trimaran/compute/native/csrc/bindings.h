@@ -1,0 +1,11 @@
+// What each file of bindings adds to the extension module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace trimaran {
+
+void bind_attention(nanobind::module_& module);
+void bind_sampler(nanobind::module_& module);
+
+}  // namespace trimaran
