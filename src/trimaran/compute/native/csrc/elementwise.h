@@ -1,0 +1,188 @@
+// Operations on single rows of float32, and their rounding for linear layers. Included by
+// each tier inside its own compilation unit.
+#pragma once
+
+#include "linear.h"
+#include "simd.h"
+
+namespace trimaran::TRIMARAN_TIER {
+
+constexpr float kLog2OfE = 1.44269504f;
+
+static void rms_norm(const float* x, const float* weight, int width, float eps, float* y) {
+  V16 even = vzero(), odd = vzero();
+  int i = 0;
+  for (; i + 32 <= width; i += 32) {
+    const V16 a = vload(x + i), b = vload(x + i + 16);
+    even = vfma(a, a, even);
+    odd = vfma(b, b, odd);
+  }
+  for (; i < width; i += 16) {
+    const V16 a = vload_first(x + i, width - i < 16 ? width - i : 16);
+    even = vfma(a, a, even);
+  }
+  const float mean = vhsum(vadd(even, odd)) / static_cast<float>(width);
+  const V16 inverse = vset1(1.0f / __builtin_sqrtf(mean + eps));
+  for (i = 0; i + 16 <= width; i += 16)
+    vstore(y + i, vmul(vmul(vload(x + i), inverse), vload(weight + i)));
+  if (i < width) {
+    const int rest = width - i;
+    vstore_first(y + i, rest,
+                 vmul(vmul(vload_first(x + i, rest), inverse), vload_first(weight + i, rest)));
+  }
+}
+
+static inline void rotate(float* first, float* second, const float* cosines,
+                          const float* sines, int count) {
+  const V16 a = vload_first(first, count), b = vload_first(second, count);
+  const V16 c = vload_first(cosines, count), s = vload_first(sines, count);
+  vstore_first(first, count, vsub(vmul(a, c), vmul(b, s)));
+  vstore_first(second, count, vadd(vmul(b, c), vmul(a, s)));
+}
+
+static void rope(float* x, int heads, int head_dim, int half, const float* cosines,
+                 const float* sines) {
+  for (int head = 0; head < heads; ++head, x += head_dim)
+    for (int i = 0; i < half; i += 16)
+      rotate(x + i, x + half + i, cosines + i, sines + i, half - i < 16 ? half - i : 16);
+}
+
+// g / (1 + exp(-g)) * u, by the exponential of -|g|, which can't overflow.
+static inline V16 silu_mul_lanes(V16 g, V16 u) {
+  const V16 one = vset1(1.0f), none = vzero();
+  const V16 exponent = vmul(g, vset1(kLog2OfE));
+  const V16 e = vexp2(vselect_negative(g, exponent, vsub(none, exponent)));
+  const V16 sigmoid = vdiv(vselect_negative(g, e, one), vadd(one, e));
+  return vmul(vmul(g, sigmoid), u);
+}
+
+static void silu_mul(const float* gate, const float* up, int width, float* y) {
+  int i = 0;
+  for (; i + 16 <= width; i += 16) vstore(y + i, silu_mul_lanes(vload(gate + i), vload(up + i)));
+  if (i < width) {
+    const int rest = width - i;
+    vstore_first(y + i, rest,
+                 silu_mul_lanes(vload_first(gate + i, rest), vload_first(up + i, rest)));
+  }
+}
+
+static void add(const float* a, const float* b, int width, float* y) {
+  int i = 0;
+  for (; i + 16 <= width; i += 16) vstore(y + i, vadd(vload(a + i), vload(b + i)));
+  if (i < width) {
+    const int rest = width - i;
+    vstore_first(y + i, rest, vadd(vload_first(a + i, rest), vload_first(b + i, rest)));
+  }
+}
+
+static void to_bf16_row(const float* x, int width, std::uint16_t* y) {
+  for (int i = 0; i < width; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    y[i] = static_cast<std::uint16_t>(nan ? (bits >> 16) | 0x40u : rounded);
+  }
+  for (int i = width; i % kStep; ++i) y[i] = 0;
+}
+
+// The largest magnitude of a row as bits of float32, whose order is that of the magnitudes,
+// with infinity and NaN above all.
+static std::uint32_t largest_magnitude(const float* x, int width) {
+  std::uint32_t top = 0;
+  for (int i = 0; i < width; ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    bits &= 0x7fffffffu;
+    top = bits > top ? bits : top;
+  }
+  return top;
+}
+
+#if defined(__AVX512F__)
+
+// Rounds 16 elements into the planes; returns the sum of q.
+static inline std::int32_t quantize_lanes(V16 x, V16 inverse, std::int8_t* planes) {
+  const __m512i q = _mm512_cvtps_epi32(vmul(x, inverse).v);
+  const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(8)), 4);
+  const __m512i low = _mm512_sub_epi32(q, _mm512_slli_epi32(high, 4));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(planes), _mm512_cvtepi32_epi8(high));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(planes + kStep), _mm512_cvtepi32_epi8(low));
+  return _mm512_reduce_add_epi32(q);
+}
+
+static inline void quantize_step(V16 first, V16 second, V16 inverse, std::int8_t* planes,
+                                 std::int32_t* sums) {
+  sums[0] = quantize_lanes(first, inverse, planes);
+  sums[1] = quantize_lanes(second, inverse, planes + kStep / 2);
+}
+
+#else
+
+static inline void round_lanes(V16 x, V16 inverse, std::int32_t* q) {
+  const V16 magic = vset1(kRoundMagic);
+  float rounded[16];
+  vstore(rounded, vsub(vadd(vmul(x, inverse), magic), magic));
+  for (int i = 0; i < 16; ++i) q[i] = static_cast<std::int32_t>(rounded[i]);
+}
+
+// Instead of planes: q in 16 bits, by fours in the order 0 2 1 3.
+static inline void quantize_step(V16 first, V16 second, V16 inverse, std::int8_t* planes,
+                                 std::int32_t* sums) {
+  std::int32_t q[kStep];
+  std::int16_t ordered[kStep];
+  round_lanes(first, inverse, q);
+  round_lanes(second, inverse, q + kStep / 2);
+  for (int i = 0; i < kStep; i += 4) {
+    ordered[i] = static_cast<std::int16_t>(q[i]);
+    ordered[i + 1] = static_cast<std::int16_t>(q[i + 2]);
+    ordered[i + 2] = static_cast<std::int16_t>(q[i + 1]);
+    ordered[i + 3] = static_cast<std::int16_t>(q[i + 3]);
+  }
+  std::memcpy(planes, ordered, sizeof ordered);
+  sums[0] = sums[1] = 0;
+  for (int i = 0; i < kStep / 2; ++i) {
+    sums[0] += q[i];
+    sums[1] += q[kStep / 2 + i];
+  }
+}
+
+#endif
+
+static void quantize_row(const float* x, int width, const QuantRows& rows, int row) {
+  const int steps = (width + kStep - 1) / kStep;
+  std::int8_t* planes = rows.planes + static_cast<std::size_t>(row) * steps * 2 * kStep;
+  std::int32_t* sums16 = rows.sums16 + static_cast<std::size_t>(row) * steps * 2;
+  std::int32_t* sums32 = rows.sums32 + static_cast<std::size_t>(row) * steps;
+  float* sums32f = rows.sums32f + static_cast<std::size_t>(row) * steps;
+  std::uint32_t top = largest_magnitude(x, width);
+  const bool finite = top < 0x7f800000u;
+  float largest;
+  std::memcpy(&largest, &top, sizeof largest);
+  // Below it the inverse would overflow; such rows count as zero.
+  constexpr float kLeast = 1e-30f;
+  const bool zero = !finite || largest < kLeast;
+  rows.scales[row] = finite ? (zero ? 0.0f : largest / kActivationMax) : __builtin_nanf("");
+  if (zero) {
+    std::memset(planes, 0, static_cast<std::size_t>(steps) * 2 * kStep);
+    for (int i = 0; i < steps; ++i) sums16[2 * i] = sums16[2 * i + 1] = sums32[i] = 0;
+    for (int i = 0; i < steps; ++i) sums32f[i] = 0.0f;
+    return;
+  }
+  const V16 inverse = vset1(kActivationMax / largest);
+  for (int i = 0; i < steps; ++i, x += kStep, width -= kStep) {
+    V16 first, second;
+    if (width >= kStep) {
+      first = vload(x);
+      second = vload(x + 16);
+    } else {
+      first = vload_first(x, width < 16 ? width : 16);
+      second = width > 16 ? vload_first(x + 16, width - 16) : vzero();
+    }
+    quantize_step(first, second, inverse, planes + i * 2 * kStep, sums16 + 2 * i);
+    sums32[i] = sums16[2 * i] + sums16[2 * i + 1];
+    sums32f[i] = static_cast<float>(sums32[i]);
+  }
+}
+
+}  // namespace trimaran::TRIMARAN_TIER

@@ -1,0 +1,20 @@
+// Which instruction sets this processor and this system let us use.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace trimaran {
+
+enum class Isa { kPortable, kAvx2, kAvx512, kAmx };
+
+const char* isa_name(Isa isa);
+
+// What the machine lacks for a tier: names separated by commas, empty if it can run. Asking
+// about AMX asks the system for permission to use its tiles, once.
+std::string isa_lacks(Isa isa);
+
+// Tiers that can run here, the slowest first.
+std::vector<Isa> available_isas();
+
+}  // namespace trimaran

@@ -1,0 +1,108 @@
+#include "linear.h"
+
+#include <cstring>
+
+#include "tier.h"
+
+namespace trimaran {
+namespace {
+
+float scale_at(const LinearView& weight, const std::uint8_t* table, int index) {
+  if (weight.wide) {
+    float value;
+    std::memcpy(&value, table + index * sizeof value, sizeof value);
+    return value;
+  }
+  std::uint16_t half;
+  std::memcpy(&half, table + index * sizeof half, sizeof half);
+  return f16_to_f32(half);
+}
+
+}  // namespace
+
+std::size_t linear_scratch_bytes() {
+  // LinearScratch in linear_amx.h: 49 tiles of weights, 8 of sums, and all rows' sums.
+  return (49 + 8) * 1024 + std::size_t{kTaskRows} * kBlock * sizeof(float);
+}
+
+float f16_to_f32(std::uint16_t half) {
+  const std::uint32_t magnitude = half & 0x7fffu;
+  std::uint32_t bits = magnitude << 13;
+  float value;
+  if (magnitude >= 0x7c00u) {
+    bits |= 0x7f800000u;
+    std::memcpy(&value, &bits, sizeof value);
+  } else {
+    std::memcpy(&value, &bits, sizeof value);
+    value *= 0x1p112f;  // moves the exponent; exact, subnormals included
+  }
+  return half & 0x8000u ? -value : value;
+}
+
+std::uint16_t f32_to_f16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const std::uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 rounds to multiples of 2^-24
+    float rounded;
+    std::memcpy(&rounded, &magnitude, sizeof rounded);
+    rounded += 0.5f;
+    std::uint32_t result;
+    std::memcpy(&result, &rounded, sizeof result);
+    return static_cast<std::uint16_t>(sign | (result - 0x3f000000u));
+  }
+  const std::uint32_t odd = magnitude >> 13 & 1u;
+  return static_cast<std::uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
+}
+
+std::uint16_t f32_to_bf16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+void dequantize_output(const LinearView& weight, int output, float* values) {
+  const std::uint8_t* block = weight.data + output / kBlock * weight.block_bytes;
+  const int lane = output % kBlock;
+  if (weight.codes == Codes::kBf16) {
+    for (int k = 0; k < weight.inputs; ++k) {
+      std::uint16_t half;
+      std::memcpy(&half, block + ((k / 2 * kBlock + lane) * 2 + k % 2) * sizeof half, sizeof half);
+      const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+      std::memcpy(values + k, &bits, sizeof bits);
+    }
+    return;
+  }
+  for (int k = 0; k < weight.inputs;) {
+    const int index = k / weight.group * kBlock + lane;
+    const float scale = scale_at(weight, block + weight.scales_at, index);
+    const float min = weight.mins ? scale_at(weight, block + weight.mins_at, index) : 0.0f;
+    const int end = k + weight.group < weight.inputs ? k + weight.group : weight.inputs;
+    for (; k < end; ++k) {
+      int code;
+      if (weight.codes == Codes::kU8) {
+        code = block[(k / 4 * kBlock + lane) * 4 + k % 4];
+      } else {
+        const int line = k % kStep / 4;
+        const int byte = block[k / kStep * 256 + (line % 4 * kBlock + lane) * 4 + k % 4];
+        code = line < 4 ? byte & 15 : byte >> 4;
+      }
+      const float value = scale * static_cast<float>(code - weight.offset);
+      values[k] = weight.mins ? value + min : value;
+    }
+  }
+}
+
+const Tier& tier_of(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx2) return kTierAvx2;
+  if (isa == Isa::kAvx512) return kTierAvx512;
+  if (isa == Isa::kAmx) return kTierAmx;
+#endif
+  return kTierPortable;
+}
+
+}  // namespace trimaran

@@ -1,0 +1,100 @@
+// Packed weights of a linear layer, quantised activations, and one task of their product.
+//
+// Weights are cut into blocks of 16 outputs; a block is contiguous and streamed in order:
+//
+//   integer codes   | codes | scales [group][16] | mins [group][16] |
+//     U8: per 32 inputs 512 bytes    [k / 4][16 outputs][4 k]
+//     U4: per 32 inputs 256 bytes    the same order; the low nibbles are k / 4 = 0..3 and
+//                                    the high nibbles k / 4 = 4..7
+//   bf16            | [k / 2][16 outputs][2 k] |
+//
+// which is the operand order of vpdpbusd and of AMX tiles. The weight of code c is
+//
+//   scale * (c - offset)         or, with mins,        scale * c + min
+//
+// Inputs are padded to a multiple of 32 and outputs to one of 16, with zeros.
+//
+// Activations of integer products have 12 bits: q = round(x * 2032 / max|x|) by row, split
+// into q = 16 * hi + lo with hi in [-127, 127] and lo in [-8, 7]. The arithmetic, the same
+// for every number of rows, tier and thread count:
+//
+//   acc = 0
+//   for each group in order:   isum = sum of (c - offset) * q, exact
+//                              acc = fma(scale, float(isum), acc)
+//                              with mins: acc = fma(min, float(sum of q), acc)
+//   y = acc * (max|x| / 2032) [+ bias] [residual +]
+//
+// |isum| < 2^24, so the conversion is exact too. Because sums are exact, a kernel may be
+// chosen by the number of rows.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace trimaran {
+
+constexpr int kBlock = 16;  // outputs
+constexpr int kStep = 32;   // inputs
+constexpr float kActivationMax = 2032.0f;
+// Rows of activations are padded to it, so that a tile may read whole.
+constexpr int kRowPad = 16;
+// Rows of one task at most.
+constexpr int kTaskRows = 256;
+
+enum class Codes : std::int32_t { kU4, kU8, kBf16 };
+
+struct LinearView {
+  const std::uint8_t* data = nullptr;
+  std::size_t block_bytes = 0;
+  std::size_t scales_at = 0;  // within a block
+  std::size_t mins_at = 0;
+  int outputs = 0;
+  int inputs = 0;
+  Codes codes = Codes::kU4;
+  int group = 0;      // inputs that share a scale: 16 or 32
+  int offset = 0;     // of the codes; 0 with mins
+  bool mins = false;
+  bool wide = false;  // scales and mins are float32, not float16
+
+  int steps() const { return (inputs + kStep - 1) / kStep; }
+  int blocks() const { return (outputs + kBlock - 1) / kBlock; }
+};
+
+// T rows of activations in 12 bits; K is the number of inputs, padded to 32.
+struct QuantRows {
+  // [T][K / 32][64 bytes]: hi of 32 inputs, then lo; or, on tiers that multiply in 16
+  // bits, q of 32 inputs in the order of that tier's kernel.
+  std::int8_t* planes = nullptr;
+  std::int32_t* sums16 = nullptr;  // [T][K / 16] sums of q
+  std::int32_t* sums32 = nullptr;  // [T][K / 32]
+  float* sums32f = nullptr;        // [T][K / 32]
+  float* scales = nullptr;         // [T] max|x| / 2032; NaN if the row has a NaN or infinity
+};
+
+// Outputs block_begin..block_end of rows row_begin..row_end, at most kTaskRows.
+struct LinearTask {
+  const LinearView* weight = nullptr;
+  QuantRows quant;                        // integer codes: rounded for this number of inputs
+  const std::uint16_t* bf16 = nullptr;    // bf16 codes: [T][K], padded with zeros
+  int row_begin = 0, row_end = 0;
+  int block_begin = 0, block_end = 0;
+  float* out = nullptr;
+  std::size_t out_stride = 0;
+  const float* bias = nullptr;      // [outputs] or null
+  const float* residual = nullptr;  // added to; may be `out`
+  std::size_t residual_stride = 0;
+  void* scratch = nullptr;          // linear_scratch_bytes, 64-byte aligned
+};
+
+std::size_t linear_scratch_bytes();
+
+// The values of one output's weights: [inputs]. Products and sums are rounded to float32
+// one by one, as ggml's own dequantisation does it.
+void dequantize_output(const LinearView& weight, int output, float* values);
+
+float f16_to_f32(std::uint16_t half);
+// Round to nearest, ties to even; a NaN stays one.
+std::uint16_t f32_to_f16(float value);
+std::uint16_t f32_to_bf16(float value);
+
+}  // namespace trimaran

@@ -1,0 +1,36 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+
+#include <new>
+#include <utility>
+
+namespace trimaran {
+
+Memory::Memory(std::size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data_ == MAP_FAILED) {
+    data_ = nullptr;
+    throw std::bad_alloc();
+  }
+#if defined(MADV_HUGEPAGE)
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  if (bytes >= kHugePage) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+Memory::~Memory() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+Memory::Memory(Memory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+}  // namespace trimaran

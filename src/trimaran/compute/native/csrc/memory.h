@@ -1,0 +1,35 @@
+// Large, zeroed, 64-byte aligned memory that is taken from the system page by page as it
+// is touched, in huge pages where they can be had.
+#pragma once
+
+#include <cstddef>
+
+namespace trimaran {
+
+class Memory {
+ public:
+  Memory() = default;
+  // Throws std::bad_alloc.
+  explicit Memory(std::size_t bytes);
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::size_t size() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace trimaran

@@ -1,0 +1,48 @@
+// From the rows of a checkpoint to packed weights.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "linear.h"
+#include "memory.h"
+
+namespace trimaran {
+
+// A matrix as it lies in its file.
+struct Source {
+  std::string type;                   // ggml's name, e.g. "Q4_K"; F32, F16, BF16 as well
+  const std::uint8_t* rows = nullptr;
+  std::size_t row_bytes = 0;
+  const std::int64_t* order = nullptr;  // row of the file for each output, or null
+  int outputs = 0;
+  int inputs = 0;
+};
+
+// Whether pack() reads a type; bytes of a row of `inputs` elements, 0 if it can't be.
+bool readable(const std::string& type);
+std::size_t source_row_bytes(const std::string& type, int inputs);
+
+class PackedLinear {
+ public:
+  PackedLinear(LinearView view, const std::string& name);
+  const LinearView& view() const { return view_; }
+  std::uint8_t* data() const { return memory_.as<std::uint8_t>(); }
+  std::size_t bytes() const { return memory_.size(); }
+  // How the weights are held, for people: e.g. "u4 group 32".
+  const std::string& format() const { return format_; }
+
+ private:
+  LinearView view_;
+  Memory memory_;
+  std::string format_;
+};
+
+// As they are: the very values of a block type; F32 and F16 are rounded to bf16.
+PackedLinear pack_as_is(const Source& source);
+// Values rounded to bf16.
+PackedLinear pack_bf16(const Source& source);
+// Values rounded to 256 levels between the least and the greatest of each 32 inputs.
+PackedLinear pack_int8(const Source& source);
+
+}  // namespace trimaran

@@ -1,0 +1,163 @@
+#include "program.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "kv_cache.h"
+
+namespace trimaran {
+namespace {
+
+[[noreturn]] void refuse(const std::string& problem) {
+  throw std::invalid_argument("the recorded plan is unsound: " + problem);
+}
+
+}  // namespace
+
+const Buffer& Program::checked(int buffer, const char* what) const {
+  if (buffer < 0 || buffer >= static_cast<int>(buffers_.size()))
+    refuse(std::string(what) + " is buffer " + std::to_string(buffer) + ", which doesn't exist");
+  return buffers_[buffer];
+}
+
+void Program::expect_width(int buffer, int width, const char* what) const {
+  const int found = checked(buffer, what).width;
+  if (found != width)
+    refuse(std::string(what) + " has " + std::to_string(found) + " elements a row, not " +
+           std::to_string(width));
+}
+
+void Program::push(Instruction instruction) {
+  if (logits_ >= 0) refuse("it is finished");
+  instructions_.push_back(std::move(instruction));
+}
+
+int Program::buffer(int width, bool logits) {
+  if (width < 1) refuse("a buffer of " + std::to_string(width) + " elements a row");
+  const int stride = static_cast<int>(round_up(width, 16));
+  buffers_.push_back({width, stride, logits ? Space::kLogits : Space::kTokens});
+  return static_cast<int>(buffers_.size()) - 1;
+}
+
+void Program::embed(int out, std::shared_ptr<const PackedLinear> weight) {
+  expect_width(out, weight->view().inputs, "the embedding");
+  vocabulary_ = weight->view().outputs;
+  Instruction instruction{Op::kEmbed};
+  instruction.out = out;
+  instruction.weight = std::move(weight);
+  push(std::move(instruction));
+}
+
+void Program::angles(int out, std::vector<double> frequencies) {
+  expect_width(out, 2 * static_cast<int>(frequencies.size()), "the angles");
+  Instruction instruction{Op::kAngles};
+  instruction.out = out;
+  instruction.frequencies = std::move(frequencies);
+  push(std::move(instruction));
+}
+
+void Program::rms_norm(int out, int a, std::vector<float> weight, float eps) {
+  expect_width(a, static_cast<int>(weight.size()), "the norm's input");
+  expect_width(out, static_cast<int>(weight.size()), "the norm's output");
+  Instruction instruction{Op::kRmsNorm, buffers_[a].space};
+  instruction.out = out;
+  instruction.a = a;
+  instruction.vector = std::move(weight);
+  instruction.eps = eps;
+  push(std::move(instruction));
+}
+
+void Program::rope(int out, int angles, int heads, int head_dim) {
+  expect_width(out, heads * head_dim, "the rotated heads");
+  if (checked(angles, "the angles").width > head_dim) refuse("more angles than a head has pairs");
+  Instruction instruction{Op::kRope};
+  instruction.out = out;
+  instruction.a = angles;
+  instruction.heads = heads;
+  instruction.head_dim = head_dim;
+  push(std::move(instruction));
+}
+
+void Program::attention(int out, int q, int k, int v, const AttentionShape& shape) {
+  if (const char* problem = kv_shape_error(shape.heads, shape.kv_heads, shape.head_dim, 16))
+    throw std::invalid_argument(problem);
+  expect_width(q, shape.heads * shape.head_dim, "the queries");
+  expect_width(out, shape.heads * shape.head_dim, "the attention's output");
+  expect_width(k, shape.kv_heads * shape.head_dim, "the keys");
+  expect_width(v, shape.kv_heads * shape.head_dim, "the values");
+  if (shape.layer != layers_) refuse("layers out of order");
+  if (layers_ > 0 && (shape.kv_heads != cache_shape_.kv_heads ||
+                      shape.head_dim != cache_shape_.head_dim ||
+                      shape.heads != cache_shape_.heads))
+    refuse("layers with heads of different number or size");
+  cache_shape_ = shape;
+  ++layers_;
+  Instruction write{Op::kWriteKv}, attend{Op::kAttention};
+  write.b = k;
+  write.c = v;
+  write.attention = attend.attention = shape;
+  attend.out = out;
+  attend.a = q;
+  push(std::move(write));
+  push(std::move(attend));
+}
+
+void Program::silu_mul(int out, int gate, int up) {
+  expect_width(gate, checked(out, "the product").width, "the gate");
+  expect_width(up, buffers_[out].width, "the gated values");
+  Instruction instruction{Op::kSiluMul, buffers_[out].space};
+  instruction.out = out;
+  instruction.a = gate;
+  instruction.b = up;
+  push(std::move(instruction));
+}
+
+void Program::add(int out, int a, int b) {
+  expect_width(a, checked(out, "the sum").width, "the first addend");
+  expect_width(b, buffers_[out].width, "the second addend");
+  Instruction instruction{Op::kAdd, buffers_[out].space};
+  instruction.out = out;
+  instruction.a = a;
+  instruction.b = b;
+  push(std::move(instruction));
+}
+
+void Program::gather(int out, int a) {
+  expect_width(a, checked(out, "the gathered rows").width, "the rows to gather");
+  if (buffers_[out].space != Space::kLogits) refuse("gathered rows must be those of the logits");
+  Instruction instruction{Op::kGather, Space::kLogits};
+  instruction.out = out;
+  instruction.a = a;
+  push(std::move(instruction));
+}
+
+void Program::linear(int a, std::vector<LinearPart> parts) {
+  const Buffer& input = checked(a, "a linear layer's input");
+  Instruction prepare{Op::kPrepare, input.space}, multiply{Op::kLinear, input.space};
+  for (const LinearPart& part : parts) {
+    const LinearView& view = part.weight->view();
+    expect_width(a, view.inputs, "a linear layer's input");
+    expect_width(part.out, view.outputs, "a linear layer's output");
+    if (part.residual >= 0) expect_width(part.residual, view.outputs, "a residual");
+    if (!part.bias.empty() && static_cast<int>(part.bias.size()) != view.outputs)
+      refuse("a bias of another length than its layer");
+    (view.codes == Codes::kBf16 ? prepare.bf16 : prepare.integers) = true;
+  }
+  if (input.width > widest_input_) widest_input_ = input.width;
+  prepare.a = a;
+  multiply.parts = std::move(parts);
+  push(std::move(prepare));
+  push(std::move(multiply));
+}
+
+void Program::finish(int logits) {
+  if (checked(logits, "the logits").space != Space::kLogits)
+    refuse("the logits must have a row each that is wanted");
+  if (vocabulary_ == 0 || layers_ == 0) refuse("no embedding, or no attention");
+  // What a step returns is contiguous.
+  buffers_[logits].stride = buffers_[logits].width;
+  logits_ = logits;
+}
+
+}  // namespace trimaran

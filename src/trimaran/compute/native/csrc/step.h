@@ -1,0 +1,28 @@
+// One step's work (core/step_plan.py) as the executor gets it, and its check.
+#pragma once
+
+#include <cstdint>
+
+namespace trimaran {
+
+struct Step {
+  int rows = 0, sequences = 0, table_width = 0, logit_rows = 0, copies = 0;
+  const std::int32_t* tokens = nullptr;        // [rows]
+  const std::int32_t* positions = nullptr;     // [rows]
+  const std::int32_t* slots = nullptr;         // [rows]
+  const std::int32_t* row_starts = nullptr;    // [sequences + 1]
+  const std::int32_t* contexts = nullptr;      // [sequences]
+  const std::int32_t* block_tables = nullptr;  // [sequences][table_width]
+  const std::int32_t* logit_row = nullptr;     // [logit_rows]
+  const std::int32_t* copy_pairs = nullptr;    // [copies][2]
+};
+
+struct StepLimits {
+  int rows, vocabulary, blocks, block_size;
+};
+
+// Throws std::invalid_argument, naming what is wrong, unless every index of the step lies
+// within the buffers, the vocabulary and the cache.
+void check_step(const Step& step, const StepLimits& limits);
+
+}  // namespace trimaran

@@ -1,0 +1,43 @@
+// The kernels of one instruction set, as a table of functions.
+//
+// Each tier_*.cpp fills one table from the same headers, compiled with its own flags inside
+// a namespace of its own name (TRIMARAN_TIER). Functions in those headers are static, and
+// no templates of the standard library are used there: a function that two files share
+// would be kept once, from either, and might then use instructions the machine lacks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "attention.h"
+#include "isa.h"
+#include "linear.h"
+
+namespace trimaran {
+
+struct Tier {
+  // y = x / sqrt(mean(x^2) + eps) * weight, one row.
+  void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* y);
+  // Turns the first 2 * half elements of each head of one row, in place.
+  void (*rope)(float* x, int heads, int head_dim, int half, const float* cosines,
+               const float* sines);
+  void (*silu_mul)(const float* gate, const float* up, int width, float* y);
+  void (*add)(const float* a, const float* b, int width, float* y);
+  // One row of QuantRows, and one row in bf16, padded to a multiple of 32.
+  void (*quantize)(const float* x, int width, const QuantRows& rows, int row);
+  void (*to_bf16)(const float* x, int width, std::uint16_t* y);
+  void (*linear)(const LinearTask& task);
+  void (*write_kv)(const AttentionArgs& args, int row_begin, int row_end);
+  void (*attention_unit)(const AttentionArgs& args, const AttentionUnit& unit, void* scratch);
+  void (*merge_unit)(const AttentionArgs& args, const AttentionMerge& merge, void* scratch);
+};
+
+// The table of a tier that isa_lacks finds complete.
+const Tier& tier_of(Isa isa);
+
+extern const Tier kTierPortable;
+#if defined(__x86_64__)
+extern const Tier kTierAvx2, kTierAvx512, kTierAmx;
+#endif
+
+}  // namespace trimaran

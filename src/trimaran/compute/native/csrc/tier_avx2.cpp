@@ -1,0 +1,28 @@
+#define TRIMARAN_TIER avx2
+
+#include "tier.h"
+
+#include "attention_kernels.h"
+#include "elementwise.h"
+#include "linear_bf16.h"
+#include "linear_int.h"
+
+namespace trimaran {
+namespace avx2 {
+
+static void linear(const LinearTask& task) {
+  if (task.weight->codes == Codes::kBf16)
+    linear_bf16(task);
+  else
+    linear_int(task);
+}
+
+}  // namespace avx2
+
+const Tier kTierAvx2 = {
+    avx2::rms_norm,     avx2::rope,     avx2::silu_mul,       avx2::add,        avx2::quantize_row,
+    avx2::to_bf16_row,  avx2::linear,   avx2::write_kv,       avx2::attention_unit,
+    avx2::merge_unit,
+};
+
+}  // namespace trimaran

@@ -1,0 +1,28 @@
+#define TRIMARAN_TIER avx512
+
+#include "tier.h"
+
+#include "attention_kernels.h"
+#include "elementwise.h"
+#include "linear_bf16.h"
+#include "linear_int.h"
+
+namespace trimaran {
+namespace avx512 {
+
+static void linear(const LinearTask& task) {
+  if (task.weight->codes == Codes::kBf16)
+    linear_bf16(task);
+  else
+    linear_int(task);
+}
+
+}  // namespace avx512
+
+const Tier kTierAvx512 = {
+    avx512::rms_norm,     avx512::rope,     avx512::silu_mul,       avx512::add,        avx512::quantize_row,
+    avx512::to_bf16_row,  avx512::linear,   avx512::write_kv,       avx512::attention_unit,
+    avx512::merge_unit,
+};
+
+}  // namespace trimaran

@@ -1,0 +1,28 @@
+#define TRIMARAN_TIER portable
+
+#include "tier.h"
+
+#include "attention_kernels.h"
+#include "elementwise.h"
+#include "linear_bf16.h"
+#include "linear_int.h"
+
+namespace trimaran {
+namespace portable {
+
+static void linear(const LinearTask& task) {
+  if (task.weight->codes == Codes::kBf16)
+    linear_bf16(task);
+  else
+    linear_int(task);
+}
+
+}  // namespace portable
+
+const Tier kTierPortable = {
+    portable::rms_norm,     portable::rope,     portable::silu_mul,       portable::add,        portable::quantize_row,
+    portable::to_bf16_row,  portable::linear,   portable::write_kv,       portable::attention_unit,
+    portable::merge_unit,
+};
+
+}  // namespace trimaran
