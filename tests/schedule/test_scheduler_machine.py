@@ -54,7 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     engine: FakeEngine
 
     @initialize(
-        num_blocks=st.integers(3, 14),
+        num_blocks=st.integers(3, 20),
         block_size=st.sampled_from([1, 2, 4]),
         max_num_seqs=st.integers(1, 6),
         budget=st.integers(1, 24),
@@ -221,7 +221,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         live = [s for group in self.engine.live.values() for s in group]
         assert sorted(map(id, running + waiting)) == sorted(map(id, live))
         assert all(s.status is SequenceStatus.RUNNING for s in running)
-        assert all(s.status is SequenceStatus.WAITING for s in waiting)
+        assert all(s.status is SequenceStatus.WAITING and s.computed == 0 for s in waiting)
         assert not any(self.kv.block_table(s) for s in [*waiting, *self.engine.done])
         assert len(running) <= self.seats
         ended = self.engine.done

@@ -138,8 +138,7 @@ class Scheduler:
         chosen, preempted = self._serve_running()
         while preempted and not chosen.sequences:  # whoever had the budget lost its blocks
             chosen, preempted = self._serve_running()
-        if not preempted:
-            self._admit(chosen)
+        self._admit(chosen)
         if not chosen.sequences:
             return None
         entries, plan = self._builder.build(chosen)

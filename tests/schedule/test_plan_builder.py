@@ -1,0 +1,72 @@
+"""Plans against the plain definition, row by row."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimaran.cache.manager import KVCacheManager
+from trimaran.core.request import Request, Sequence
+from trimaran.core.sampling_params import SamplingParams
+from trimaran.schedule.plan_builder import PlanBuilder
+from trimaran.schedule.selection import Selection
+
+PARTS = st.lists(
+    st.tuples(
+        st.integers(0, 9),  # tokens computed
+        st.integers(1, 6),  # tokens in the step
+        st.sampled_from([0, 0, 3]),  # tokens left after it
+        st.booleans(),  # scores its prompt
+        st.integers(0, 2),  # of its tokens, how many are output
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(parts=PARTS, size=st.sampled_from([1, 4, 16]), decodes=st.booleans())
+def test_plan_rows(parts: list[tuple[int, int, int, bool, int]], size: int, decodes: bool) -> None:
+    kv = KVCacheManager(200, size)
+    chosen = Selection()
+    for number, (start, count, left, scored, output) in enumerate(parts):
+        count = 1 if decodes else count
+        tokens = [100 * number + place for place in range(start + count + left)]
+        prompt = tokens[: max(1, len(tokens) - output)]
+        params = SamplingParams(prompt_logprobs=0 if scored else None)
+        sequence = Sequence(Request(str(number), prompt, params), 0, tokens)
+        assert kv.admit(sequence, kv.no_match(sequence), len(tokens))
+        sequence.computed = start
+        chosen.append(sequence, start, count + left, count)
+    entries, plan = PlanBuilder(kv).build(chosen)
+
+    row = logit = 0
+    logit_rows: list[int] = []
+    width = -(-int(max(plan.contexts)) // size)
+    assert plan.block_tables.shape == (len(parts), width)
+    assert (plan.rows, plan.sequences) == (sum(chosen.counts), len(parts))
+    for number, (entry, sequence) in enumerate(zip(entries, chosen.sequences, strict=True)):
+        start, count = chosen.starts[number], chosen.counts[number]
+        table = kv.block_table(sequence)
+        padded = [*table, *[-1] * width][:width]
+        assert plan.block_tables[number].tolist() == padded
+        assert plan.row_starts[number : number + 2].tolist() == [row, row + count]
+        assert plan.contexts[number] == start + count
+        for place in range(start, start + count):
+            assert plan.positions[row] == place
+            assert plan.tokens[row] == sequence.tokens[place]
+            assert plan.slots[row] == table[place // size] * size + place % size
+            row += 1
+        samples = start + count == sequence.total
+        scores = sequence.request.params.prompt_logprobs is not None and not sequence.output
+        wanted = count if scores else int(samples)
+        logit_rows += range(row - wanted, row)
+        assert (entry.sequence, entry.start, entry.count) == (sequence, start, count)
+        assert entry.samples == samples
+        assert entry.logits == slice(logit, logit + wanted)
+        logit += wanted
+    assert plan.logit_rows.tolist() == logit_rows
+    assert plan.copies.shape == (0, 2)
+    for array in (plan.tokens, plan.positions, plan.slots, plan.row_starts, plan.contexts,
+                  plan.block_tables, plan.logit_rows, plan.copies):  # fmt: skip
+        assert array.dtype == "int32"
+        assert array.flags.c_contiguous
