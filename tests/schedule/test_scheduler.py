@@ -113,6 +113,15 @@ def test_a_prefix_is_found_at_admission_and_reported_once() -> None:
     assert first.output == second.output
 
 
+def test_what_was_generated_is_found_too() -> None:
+    engine = make_engine(block_size=4)
+    first = engine.add([1, 2, 3], 7)
+    for _ in range(6):
+        engine.step()
+    assert engine.kv.match(Sequence(first.request, 0, first.tokens)).tokens == 8
+    assert first.computed == 8
+
+
 def test_rows_to_score_are_computed_whatever_is_cached() -> None:
     engine = make_engine(block_size=4)
     engine.add(list(range(10)), 1)
@@ -248,6 +257,17 @@ def test_who_outgrows_the_cache_is_named_and_the_others_go_on() -> None:
     assert engine.kv.usage().held == 0
 
 
+def test_who_can_never_go_on_preempts_nobody() -> None:
+    engine = make_engine(num_blocks=4, block_size=2)
+    parent = engine.add([1] * 8, 5, n=2)  # both hold all there is
+    engine.step()
+    both = list(engine.scheduler.running())
+    with pytest.raises(CapacityError, match="9 tokens") as raised:
+        engine.scheduler.schedule()
+    assert raised.value.request_id == parent.request.id
+    assert [s.preemptions for s in both] == [0, 0]
+
+
 # ---------------------------------------------------------------------- n > 1
 
 
@@ -255,13 +275,11 @@ def test_seats_are_kept_for_forks_that_are_to_come() -> None:
     engine = make_engine(max_num_seqs=4, max_num_batched_tokens=8)
     engine.add([1] * 12, 3, n=3)  # takes two steps until it forks
     for token in (2, 3):
-        engine.add([token], 1)
-    most = 0
-    while engine.scheduler.has_work():
-        engine.step()
-        most = max(most, engine.scheduler.num_running)
-        assert engine.scheduler.num_running <= 4
-    assert most >= 3
+        engine.add([token], 3)
+    engine.step()
+    engine.step()
+    assert names(engine.scheduler.running()) == ["r0", "r0#2", "r0#1", "r1"]
+    engine.drain()
     assert len(engine.done) == 5
 
 
