@@ -69,7 +69,7 @@ def test_commands(tiny: list[str], own_history: dict[str, str | None]) -> None:
         "/system",
         "/system be brief",
         "/system",
-        "/usr is a folder",
+        "/usr/bin is a folder",
         "/exit",
     ]
     done = run("chat", *tiny, "--max-tokens", "2", stdin="\n".join(lines), env=own_history)

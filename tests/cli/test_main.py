@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import COMMAND, run
+from support.command_line import COMMAND, environment, run
 
 from trimaran import __version__
 from trimaran.cli.loading import add_model_flags
@@ -124,6 +124,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(endless: list[str]) -> None:
         stdin=subprocess.DEVNULL,
         stdout=write,
         stderr=subprocess.PIPE,
+        env=environment(),
     )
     os.close(write)
     assert os.read(read, 1)  # as `head -c 1` does
@@ -136,7 +137,12 @@ def test_help_into_a_closed_pipe() -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [*COMMAND, "--help"], stdout=write, stderr=subprocess.PIPE, check=False, timeout=60
+        [*COMMAND, "--help"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env=environment(),
+        check=False,
+        timeout=60,
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (141, b"")
@@ -148,6 +154,7 @@ def test_ctrl_c_exits_with_130(endless: list[str]) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env=environment(),
     )
     assert process.stdout is not None
     assert process.stdout.read(1)

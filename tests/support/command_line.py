@@ -24,8 +24,8 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def environment(changes: Mapping[str, str | None] | None = None) -> dict[str, str]:
-    """This process's, with variables changed or (None) left out."""
-    merged: dict[str, str | None] = {**os.environ, **(changes or {})}
+    """This process's, with variables changed or (None) left out; output is buffered."""
+    merged: dict[str, str | None] = {**os.environ, "PYTHONUNBUFFERED": None, **(changes or {})}
     return {name: value for name, value in merged.items() if value is not None}
 
 

@@ -156,10 +156,14 @@ def _answer_as_record(llm: LLM, ask: Ask, target: TextIO, quiet: bool) -> int:
 def _answer_as_text(llm: LLM, ask: Ask, quiet: bool, startup: StartupReport) -> int:
     running = Running(llm, ask)
     if ask.params.n == 1:
-        for text in running.texts():
-            startup.end("first token")
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        try:
+            for text in running.texts():
+                startup.end("first token")
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            print(flush=True)
+            raise
         print(flush=True)
     else:
         for one in running.finish().outputs:
