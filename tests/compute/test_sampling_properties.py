@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimaran.compute.native.sampler import NativeSampler, sampler_isas
+from trimaran.compute.native import _native
+from trimaran.compute.native.sampler import NativeSampler
 from trimaran.compute.reference.sampler import ReferenceSampler
 from trimaran.core.errors import BackendError
 from trimaran.core.sampling_batch import Sampler, SamplingBatch
 
 SAMPLERS: dict[str, Callable[[], Sampler]] = {"reference": ReferenceSampler} | {
-    isa: (lambda isa=isa: NativeSampler(isa)) for isa in sampler_isas()
+    isa: (lambda isa=isa: NativeSampler(isa)) for isa in _native.available_isas()
 }
 EVERY = pytest.mark.parametrize("name", SAMPLERS)
 TOLERANCE = 1e-6  # of probability, at every boundary
