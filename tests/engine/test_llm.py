@@ -1,0 +1,125 @@
+"""The offline interface, on a small model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trimaran import LLM, SamplingParams
+from trimaran.core.errors import (
+    ConfigError,
+    EngineClosedError,
+    ModelNotFoundError,
+    ParameterError,
+    RequestError,
+    TemplateError,
+)
+from trimaran.core.request import FinishReason
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> Iterator[LLM]:
+    with LLM(smollm2_path, kv_cache_bytes=64 << 20) as llm:
+        yield llm
+
+
+def test_it_answers(llm: LLM) -> None:
+    output = llm.chat(QUESTION, GREEDY)[0]
+    assert "Paris" in output.text
+    assert output.outputs[0].finish_reason is FinishReason.STOP
+    assert output.finished
+
+
+def test_a_stream_adds_up_to_the_answer(llm: LLM) -> None:
+    deltas = list(llm.stream_chat(QUESTION, GREEDY))
+    assert "".join(delta.text for delta in deltas) == llm.chat(QUESTION, GREEDY)[0].text
+    assert deltas[-1].finish_reason is FinishReason.STOP
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+
+
+def test_text_ids_and_lists_of_either(llm: LLM) -> None:
+    text = "Once upon a time"
+    ids = llm.tokenizer.encode(text)
+    answers = [
+        llm.generate(text, GREEDY),
+        llm.generate(ids, GREEDY),
+        llm.generate([text], GREEDY),
+        llm.generate([ids], [GREEDY]),
+    ]
+    assert {len(outputs) for outputs in answers} == {1}
+    assert len({outputs[0].text for outputs in answers}) == 1
+    assert answers[0][0].prompt == text
+    assert answers[1][0].prompt is None
+    assert answers[1][0].prompt_token_ids == ids
+    assert llm.generate([], GREEDY) == []
+
+
+def test_the_text_is_the_decoded_tokens(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=2, max_tokens=40, ignore_eos=True)
+    output = llm.generate("日本語で: ", params)[0].outputs[0]
+    assert output.text == llm.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+
+
+def test_leaving_a_stream_aborts_it(llm: LLM) -> None:
+    endless = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    stream = llm.stream("Count: one, two", endless)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    done = threading.Event()
+    for _ in range(200):
+        llm._thread.call(lambda core: done.set() if not core.has_work else None)
+        if done.wait(0.05):
+            return
+    raise AssertionError("the request goes on after its caller has left")
+
+
+def test_progress_counts_requests(llm: LLM) -> None:
+    seen: list[tuple[int, int]] = []
+    llm.generate(["a", "b", "c"], GREEDY, progress=lambda done, all_: seen.append((done, all_)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_several_threads_share_the_engine(llm: LLM) -> None:
+    expected = llm.generate("The sea is", GREEDY)[0].text
+    texts: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: texts.append(llm.generate("The sea is", GREEDY)[0].text))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == [expected] * 8
+
+
+def test_one_bad_prompt_refuses_the_call_before_anything_starts(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="token id 99999"):
+        llm.generate([[1, 2], [99999]], GREEDY)
+    with pytest.raises(ParameterError, match="2 sampling parameters for 3 prompts"):
+        llm.generate(["a", "b", "c"], [GREEDY, GREEDY])
+    with pytest.raises(RequestError, match="'x'"):
+        llm.generate([[1, "x"]], GREEDY)  # type: ignore[list-item]
+    with pytest.raises(TemplateError, match="empty"):
+        llm.chat([], GREEDY)
+
+
+def test_an_unknown_option_or_model_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="'max_num_seqs'"):
+        LLM("no such model", max_num_sqs=3)
+    with pytest.raises(ModelNotFoundError, match="smollm2-135m"):
+        LLM("smollm-135m")
+
+
+def test_a_closed_engine_says_so(smollm2_path: Path) -> None:
+    llm = LLM(smollm2_path, kv_cache_bytes=8 << 20)
+    llm.close()
+    llm.close()
+    with pytest.raises(EngineClosedError):
+        llm.generate("Hello", GREEDY)
