@@ -6,6 +6,9 @@
 namespace trimaran {
 
 void bind_attention(nanobind::module_& module);
+void bind_executor(nanobind::module_& module);
+void bind_linear(nanobind::module_& module);
+void bind_rows(nanobind::module_& module);
 void bind_sampler(nanobind::module_& module);
 
 }  // namespace trimaran

@@ -1,6 +1,7 @@
 #include "isa.h"
 
 #include <cstdint>
+#include <stdexcept>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,6 +13,8 @@
 
 namespace trimaran {
 namespace {
+
+constexpr Isa kIsas[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx};
 
 #if defined(__x86_64__)
 
@@ -101,9 +104,20 @@ std::string isa_lacks(Isa isa) {
 #endif
 }
 
+Isa isa_from_name(const std::string& name) {
+  for (Isa isa : kIsas) {
+    if (name != isa_name(isa)) continue;
+    const std::string lacks = isa_lacks(isa);
+    if (!lacks.empty())
+      throw std::invalid_argument("isa is '" + name + "', for which this machine lacks " + lacks);
+    return isa;
+  }
+  throw std::invalid_argument("isa is '" + name + "'; give amx, avx512, avx2 or portable");
+}
+
 std::vector<Isa> available_isas() {
   std::vector<Isa> isas;
-  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
+  for (Isa isa : kIsas)
     if (isa_lacks(isa).empty()) isas.push_back(isa);
   return isas;
 }

@@ -14,6 +14,10 @@ const char* isa_name(Isa isa);
 // about AMX asks the system for permission to use its tiles, once.
 std::string isa_lacks(Isa isa);
 
+// Throws std::invalid_argument for an unknown name, or one that can't run here, with what the
+// machine lacks for it.
+Isa isa_from_name(const std::string& name);
+
 // Tiers that can run here, the slowest first.
 std::vector<Isa> available_isas();
 

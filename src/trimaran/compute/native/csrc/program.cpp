@@ -43,7 +43,7 @@ int Program::buffer(int width, bool logits) {
 void Program::embed(int out, std::shared_ptr<const PackedLinear> weight) {
   expect_width(out, weight->view().inputs, "the embedding");
   vocabulary_ = weight->view().outputs;
-  Instruction instruction{Op::kEmbed};
+  Instruction instruction(Op::kEmbed);
   instruction.out = out;
   instruction.weight = std::move(weight);
   push(std::move(instruction));
@@ -51,7 +51,7 @@ void Program::embed(int out, std::shared_ptr<const PackedLinear> weight) {
 
 void Program::angles(int out, std::vector<double> frequencies) {
   expect_width(out, 2 * static_cast<int>(frequencies.size()), "the angles");
-  Instruction instruction{Op::kAngles};
+  Instruction instruction(Op::kAngles);
   instruction.out = out;
   instruction.frequencies = std::move(frequencies);
   push(std::move(instruction));
@@ -60,7 +60,7 @@ void Program::angles(int out, std::vector<double> frequencies) {
 void Program::rms_norm(int out, int a, std::vector<float> weight, float eps) {
   expect_width(a, static_cast<int>(weight.size()), "the norm's input");
   expect_width(out, static_cast<int>(weight.size()), "the norm's output");
-  Instruction instruction{Op::kRmsNorm, buffers_[a].space};
+  Instruction instruction(Op::kRmsNorm, buffers_[a].space);
   instruction.out = out;
   instruction.a = a;
   instruction.vector = std::move(weight);
@@ -71,7 +71,7 @@ void Program::rms_norm(int out, int a, std::vector<float> weight, float eps) {
 void Program::rope(int out, int angles, int heads, int head_dim) {
   expect_width(out, heads * head_dim, "the rotated heads");
   if (checked(angles, "the angles").width > head_dim) refuse("more angles than a head has pairs");
-  Instruction instruction{Op::kRope};
+  Instruction instruction(Op::kRope);
   instruction.out = out;
   instruction.a = angles;
   instruction.heads = heads;
@@ -93,7 +93,7 @@ void Program::attention(int out, int q, int k, int v, const AttentionShape& shap
     refuse("layers with heads of different number or size");
   cache_shape_ = shape;
   ++layers_;
-  Instruction write{Op::kWriteKv}, attend{Op::kAttention};
+  Instruction write(Op::kWriteKv), attend(Op::kAttention);
   write.b = k;
   write.c = v;
   write.attention = attend.attention = shape;
@@ -106,7 +106,7 @@ void Program::attention(int out, int q, int k, int v, const AttentionShape& shap
 void Program::silu_mul(int out, int gate, int up) {
   expect_width(gate, checked(out, "the product").width, "the gate");
   expect_width(up, buffers_[out].width, "the gated values");
-  Instruction instruction{Op::kSiluMul, buffers_[out].space};
+  Instruction instruction(Op::kSiluMul, buffers_[out].space);
   instruction.out = out;
   instruction.a = gate;
   instruction.b = up;
@@ -116,7 +116,7 @@ void Program::silu_mul(int out, int gate, int up) {
 void Program::add(int out, int a, int b) {
   expect_width(a, checked(out, "the sum").width, "the first addend");
   expect_width(b, buffers_[out].width, "the second addend");
-  Instruction instruction{Op::kAdd, buffers_[out].space};
+  Instruction instruction(Op::kAdd, buffers_[out].space);
   instruction.out = out;
   instruction.a = a;
   instruction.b = b;
@@ -126,7 +126,7 @@ void Program::add(int out, int a, int b) {
 void Program::gather(int out, int a) {
   expect_width(a, checked(out, "the gathered rows").width, "the rows to gather");
   if (buffers_[out].space != Space::kLogits) refuse("gathered rows must be those of the logits");
-  Instruction instruction{Op::kGather, Space::kLogits};
+  Instruction instruction(Op::kGather, Space::kLogits);
   instruction.out = out;
   instruction.a = a;
   push(std::move(instruction));
@@ -134,7 +134,7 @@ void Program::gather(int out, int a) {
 
 void Program::linear(int a, std::vector<LinearPart> parts) {
   const Buffer& input = checked(a, "a linear layer's input");
-  Instruction prepare{Op::kPrepare, input.space}, multiply{Op::kLinear, input.space};
+  Instruction prepare(Op::kPrepare, input.space), multiply(Op::kLinear, input.space);
   for (const LinearPart& part : parts) {
     const LinearView& view = part.weight->view();
     expect_width(a, view.inputs, "a linear layer's input");

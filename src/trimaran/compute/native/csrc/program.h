@@ -44,8 +44,10 @@ struct AttentionShape {
 };
 
 struct Instruction {
+  explicit Instruction(Op op, Space space = Space::kTokens) : op(op), space(space) {}
+
   Op op;
-  Space space = Space::kTokens;
+  Space space;
   int out = -1, a = -1, b = -1, c = -1;
   std::vector<float> vector;         // kRmsNorm
   std::vector<double> frequencies;   // kAngles

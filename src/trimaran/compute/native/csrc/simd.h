@@ -19,9 +19,6 @@ constexpr float kRoundMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to w
 
 #if defined(__AVX512F__)
 
-// How many rows and vectors attention keeps in registers.
-constexpr int kAttentionRows = 6, kScoreVectors = 2, kWeighVectors = 4;
-
 struct V16 {
   __m512 v;
 };
@@ -87,8 +84,6 @@ static inline V16 vscale_exp2(V16 p, V16 n, V16 x) {
 }
 
 #elif defined(__AVX2__)
-
-constexpr int kAttentionRows = 2, kScoreVectors = 1, kWeighVectors = 2;
 
 struct V16 {
   __m256 lo, hi;
@@ -185,8 +180,6 @@ static inline V16 vscale_exp2(V16 p, V16 n, V16 x) {
 }
 
 #else
-
-constexpr int kAttentionRows = 1, kScoreVectors = 1, kWeighVectors = 2;
 
 typedef float F16 __attribute__((vector_size(64)));
 typedef std::int32_t I16 __attribute__((vector_size(64)));

@@ -8,10 +8,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "attention.h"
 #include "isa.h"
 #include "linear.h"
+#include "sampler.h"
 
 namespace trimaran {
 
@@ -30,10 +32,13 @@ struct Tier {
   void (*write_kv)(const AttentionArgs& args, int row_begin, int row_end);
   void (*attention_unit)(const AttentionArgs& args, const AttentionUnit& unit, void* scratch);
   void (*merge_unit)(const AttentionArgs& args, const AttentionMerge& merge, void* scratch);
+  const SamplerKernels* sampler;
 };
 
 // The table of a tier that isa_lacks finds complete.
 const Tier& tier_of(Isa isa);
+// By name; throws as isa_from_name does.
+inline const Tier& find_tier(const std::string& name) { return tier_of(isa_from_name(name)); }
 
 extern const Tier kTierPortable;
 #if defined(__x86_64__)

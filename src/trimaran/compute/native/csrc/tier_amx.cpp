@@ -5,6 +5,7 @@
 #include "attention_amx.h"
 #include "elementwise.h"
 #include "linear_amx.h"
+#include "sampler_kernels.h"
 
 namespace trimaran {
 namespace amx {
@@ -19,9 +20,17 @@ static void linear(const LinearTask& task) {
 }  // namespace amx
 
 const Tier kTierAmx = {
-    amx::rms_norm,    amx::rope,   amx::silu_mul, amx::add,
-    amx::quantize_row, amx::to_bf16_row, amx::linear,   amx::write_kv,
-    amx::attention_unit_amx, amx::merge_unit,
+    amx::rms_norm,
+    amx::rope,
+    amx::silu_mul,
+    amx::add,
+    amx::quantize_row,
+    amx::to_bf16_row,
+    amx::linear,
+    amx::write_kv,
+    amx::attention_unit_amx,
+    amx::merge_unit,
+    &amx::kSamplerKernels,
 };
 
 }  // namespace trimaran

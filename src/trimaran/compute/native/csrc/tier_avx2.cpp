@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "linear_bf16.h"
 #include "linear_int.h"
+#include "sampler_kernels.h"
 
 namespace trimaran {
 namespace avx2 {
@@ -20,9 +21,17 @@ static void linear(const LinearTask& task) {
 }  // namespace avx2
 
 const Tier kTierAvx2 = {
-    avx2::rms_norm,     avx2::rope,     avx2::silu_mul,       avx2::add,        avx2::quantize_row,
-    avx2::to_bf16_row,  avx2::linear,   avx2::write_kv,       avx2::attention_unit,
+    avx2::rms_norm,
+    avx2::rope,
+    avx2::silu_mul,
+    avx2::add,
+    avx2::quantize_row,
+    avx2::to_bf16_row,
+    avx2::linear,
+    avx2::write_kv,
+    avx2::attention_unit,
     avx2::merge_unit,
+    &avx2::kSamplerKernels,
 };
 
 }  // namespace trimaran

@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "linear_bf16.h"
 #include "linear_int.h"
+#include "sampler_kernels.h"
 
 namespace trimaran {
 namespace avx512 {
@@ -20,9 +21,17 @@ static void linear(const LinearTask& task) {
 }  // namespace avx512
 
 const Tier kTierAvx512 = {
-    avx512::rms_norm,     avx512::rope,     avx512::silu_mul,       avx512::add,        avx512::quantize_row,
-    avx512::to_bf16_row,  avx512::linear,   avx512::write_kv,       avx512::attention_unit,
+    avx512::rms_norm,
+    avx512::rope,
+    avx512::silu_mul,
+    avx512::add,
+    avx512::quantize_row,
+    avx512::to_bf16_row,
+    avx512::linear,
+    avx512::write_kv,
+    avx512::attention_unit,
     avx512::merge_unit,
+    &avx512::kSamplerKernels,
 };
 
 }  // namespace trimaran

@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "linear_bf16.h"
 #include "linear_int.h"
+#include "sampler_kernels.h"
 
 namespace trimaran {
 namespace portable {
@@ -20,9 +21,17 @@ static void linear(const LinearTask& task) {
 }  // namespace portable
 
 const Tier kTierPortable = {
-    portable::rms_norm,     portable::rope,     portable::silu_mul,       portable::add,        portable::quantize_row,
-    portable::to_bf16_row,  portable::linear,   portable::write_kv,       portable::attention_unit,
+    portable::rms_norm,
+    portable::rope,
+    portable::silu_mul,
+    portable::add,
+    portable::quantize_row,
+    portable::to_bf16_row,
+    portable::linear,
+    portable::write_kv,
+    portable::attention_unit,
     portable::merge_unit,
+    &portable::kSamplerKernels,
 };
 
 }  // namespace trimaran

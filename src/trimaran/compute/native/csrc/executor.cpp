@@ -1,0 +1,343 @@
+#include "executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "kv_cache.h"
+
+namespace trimaran {
+namespace {
+
+constexpr int kRowsInHand = 8;      // that a chain of row instructions keeps in the cache
+constexpr int kUnitsPerThread = 6;  // of a linear phase: enough to even out
+constexpr int kSpareLogitRows = 256;
+
+double seconds_since_start() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+Executor::Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows)
+    : program_(std::move(program)), tier_(tier_of(isa)), max_rows_(max_rows), pool_(threads) {
+  if (program_->logits() < 0) throw std::invalid_argument("the recorded plan has no logits");
+  make_phases();
+  take_buffers();
+  const AttentionShape& shape = program_->cache_shape();
+  const std::size_t scratch =
+      std::max(attention_scratch_bytes(shape.heads, shape.kv_heads, shape.head_dim),
+               linear_scratch_bytes());
+  for (int thread = 0; thread < threads; ++thread) scratch_.emplace_back(scratch);
+  next_.reset(new std::atomic<int>[2 * phases_.size()]);
+  seconds_.assign(phases_.size(), 0.0);
+}
+
+void Executor::make_phases() {
+  const std::vector<Instruction>& all = program_->instructions();
+  for (int i = 0; i < static_cast<int>(all.size()); ++i) {
+    const Kind kind = all[i].op == Op::kLinear      ? Kind::kLinear
+                      : all[i].op == Op::kAttention ? Kind::kAttention
+                                                    : Kind::kRows;
+    Phase* last = phases_.empty() ? nullptr : &phases_.back();
+    if (kind == Kind::kRows && last != nullptr && last->kind == kind &&
+        last->space == all[i].space)
+      last->end = i + 1;
+    else
+      phases_.push_back({kind, all[i].space, i, i + 1});
+  }
+}
+
+// One stretch of memory: all buffers but the logits, then what linear layers read.
+void Executor::take_buffers() {
+  const std::vector<Buffer>& buffers = program_->buffers();
+  const std::size_t rows = round_up(max_rows_, kRowPad) + kRowPad;
+  const std::size_t steps = (program_->widest_input() + kStep - 1) / kStep;
+  std::size_t bytes = 0;
+  const auto take = [&](std::size_t size) {
+    const std::size_t at = bytes;
+    bytes += round_up(size, 64) + 64;
+    return at;
+  };
+  std::vector<std::size_t> at;
+  for (int i = 0; i < static_cast<int>(buffers.size()); ++i)
+    at.push_back(i == program_->logits() ? 0 : take(rows * buffers[i].stride * sizeof(float)));
+  const std::size_t planes = take(rows * steps * 2 * kStep);
+  const std::size_t sums16 = take(rows * steps * 2 * sizeof(std::int32_t));
+  const std::size_t sums32 = take(rows * steps * sizeof(std::int32_t));
+  const std::size_t sums32f = take(rows * steps * sizeof(float));
+  const std::size_t scales = take(rows * sizeof(float));
+  const std::size_t bf16 = take(rows * steps * kStep * sizeof(std::uint16_t));
+  activations_ = Memory(bytes);
+  auto* base = activations_.as<std::uint8_t>();
+  for (std::size_t offset : at) buffers_.push_back(reinterpret_cast<float*>(base + offset));
+  quant_.planes = reinterpret_cast<std::int8_t*>(base + planes);
+  quant_.sums16 = reinterpret_cast<std::int32_t*>(base + sums16);
+  quant_.sums32 = reinterpret_cast<std::int32_t*>(base + sums32);
+  quant_.sums32f = reinterpret_cast<float*>(base + sums32f);
+  quant_.scales = reinterpret_cast<float*>(base + scales);
+  bf16_ = reinterpret_cast<std::uint16_t*>(base + bf16);
+}
+
+void Executor::allocate_cache(int blocks, int block_size) {
+  const AttentionShape& shape = program_->cache_shape();
+  if (const char* problem =
+          kv_shape_error(shape.heads, shape.kv_heads, shape.head_dim, block_size))
+    throw std::invalid_argument(problem);
+  if (blocks < 1 || blocks > INT32_MAX / block_size)
+    throw std::invalid_argument("a KV cache of " + std::to_string(blocks) + " blocks");
+  cache_ = Memory();  // first, so that both never exist
+  blocks_ = 0;
+  block_elements_ = kv_block_elements(shape.kv_heads, shape.head_dim, block_size);
+  cache_ = Memory(block_elements_ * blocks * 2 * program_->layers() * sizeof(std::uint16_t));
+  blocks_ = blocks;
+  block_size_ = block_size;
+}
+
+std::size_t Executor::activation_bytes() const {
+  std::size_t bytes = activations_.size() + workspace_.size();
+  if (logits_) bytes += logits_->size();
+  for (const Memory& memory : scratch_) bytes += memory.size();
+  return bytes;
+}
+
+void Executor::time_phases(bool on) {
+  timing_ = on;
+  if (on) seconds_.assign(phases_.size(), 0.0);
+}
+
+std::vector<std::pair<std::string, double>> Executor::phase_seconds() const {
+  std::vector<std::pair<std::string, double>> result;
+  for (std::size_t i = 0; i < phases_.size(); ++i) {
+    const Instruction& first = program_->instructions()[phases_[i].begin];
+    std::string name = "rows";
+    if (phases_[i].kind == Kind::kAttention) name = "attention";
+    if (phases_[i].kind == Kind::kLinear) {
+      int outputs = 0;
+      for (const LinearPart& part : first.parts) outputs += part.weight->view().outputs;
+      name = "linear " + std::to_string(first.parts[0].weight->view().inputs) + " -> " +
+             std::to_string(outputs);
+    }
+    result.emplace_back(name, seconds_[i]);
+  }
+  return result;
+}
+
+std::shared_ptr<const Memory> Executor::run(const Step& step) {
+  if (blocks_ == 0) throw std::invalid_argument("the KV cache was not allocated");
+  check_step(step, {max_rows_, program_->vocabulary(), blocks_, block_size_});
+  prepare_step(step);
+  pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->work(thread); }, this);
+  return logits_;
+}
+
+// Sizes what depends on the step, and cuts its attention.
+void Executor::prepare_step(const Step& step) {
+  step_ = step;
+  const std::size_t row_bytes = program_->buffers()[program_->logits()].width * sizeof(float);
+  const std::size_t wanted = round_up(std::max(step.logit_rows, 1), 16) * row_bytes;
+  // Rows by the thousand are rare (log-probabilities of a prompt): they are given back.
+  if (!logits_ || logits_->size() < wanted || logits_->size() > wanted + kSpareLogitRows * row_bytes)
+    logits_ = std::make_shared<Memory>(wanted);
+  buffers_[program_->logits()] = logits_->as<float>();
+  Instruction shape(Op::kAttention);
+  shape.attention = program_->cache_shape();
+  shape.attention.layer = 0;
+  plan_attention(attention_args(shape), pool_.size(), attention_plan_);
+  const std::size_t workspace = attention_plan_.workspace_floats * sizeof(float);
+  if (workspace_.size() < workspace) workspace_ = Memory(workspace + workspace / 2);
+  for (std::size_t i = 0; i < 2 * phases_.size(); ++i)
+    next_[i].store(0, std::memory_order_relaxed);
+}
+
+void Executor::work(int thread) {
+  if (step_.copies > 0) {
+    copy_blocks(thread);
+    pool_.barrier().wait();
+  }
+  if (step_.rows == 0) return;
+  double last = timing_ ? seconds_since_start() : 0.0;
+  for (int i = 0; i < static_cast<int>(phases_.size()); ++i) {
+    run_phase(i, thread);
+    pool_.barrier().wait();
+    if (timing_ && thread == 0) {
+      const double now = seconds_since_start();
+      seconds_[i] += now - last;
+      last = now;
+    }
+  }
+}
+
+void Executor::copy_blocks(int thread) {
+  auto* cache = cache_.as<std::uint16_t>();
+  for (int i = thread; i < 2 * program_->layers(); i += pool_.size())
+    for (int copy = 0; copy < step_.copies; ++copy)
+      copy_kv_block(cache + i * block_elements_ * blocks_, block_elements_,
+                    step_.copy_pairs[2 * copy], step_.copy_pairs[2 * copy + 1]);
+}
+
+// Nothing here throws: kernels don't, and no memory is taken.
+void Executor::run_phase(int index, int thread) {
+  const Phase& phase = phases_[index];
+  if (phase.kind == Kind::kRows)
+    run_rows(phase, thread);
+  else if (phase.kind == Kind::kLinear)
+    run_linear(phase, next_[2 * index], thread);
+  else
+    run_attention(phase, index, thread);
+}
+
+void Executor::run_rows(const Phase& phase, int thread) {
+  const std::int64_t rows = rows_of(phase.space);
+  const int begin = static_cast<int>(rows * thread / pool_.size());
+  const int end = static_cast<int>(rows * (thread + 1) / pool_.size());
+  const std::vector<Instruction>& all = program_->instructions();
+  for (int first = begin; first < end; first += kRowsInHand) {
+    const int last = std::min(end, first + kRowsInHand);
+    for (int i = phase.begin; i < phase.end; ++i)
+      for (int row = first; row < last; ++row) run_row(all[i], row);
+  }
+}
+
+void Executor::run_row(const Instruction& op, int row) {
+  const std::vector<Buffer>& buffers = program_->buffers();
+  const auto input = [&](int buffer) { return row_of(buffer, row); };
+  switch (op.op) {
+    case Op::kEmbed:
+      dequantize_output(op.weight->view(), step_.tokens[row], row_of(op.out, row));
+      break;
+    case Op::kAngles: {
+      const std::size_t half = op.frequencies.size();
+      float* out = row_of(op.out, row);
+      for (std::size_t i = 0; i < half; ++i) {
+        const double angle = step_.positions[row] * op.frequencies[i];
+        out[i] = static_cast<float>(std::cos(angle));
+        out[half + i] = static_cast<float>(std::sin(angle));
+      }
+      break;
+    }
+    case Op::kRmsNorm:
+      tier_.rms_norm(input(op.a), op.vector.data(), buffers[op.a].width, op.eps,
+                     row_of(op.out, row));
+      break;
+    case Op::kRope: {
+      const int half = buffers[op.a].width / 2;
+      const float* angles = input(op.a);
+      tier_.rope(row_of(op.out, row), op.heads, op.head_dim, half, angles, angles + half);
+      break;
+    }
+    case Op::kWriteKv:
+      tier_.write_kv(attention_args(op), row, row + 1);
+      break;
+    case Op::kSiluMul:
+      tier_.silu_mul(input(op.a), input(op.b), buffers[op.out].width, row_of(op.out, row));
+      break;
+    case Op::kAdd:
+      tier_.add(input(op.a), input(op.b), buffers[op.out].width, row_of(op.out, row));
+      break;
+    case Op::kGather:
+      std::memcpy(row_of(op.out, row), row_of(op.a, step_.logit_row[row]),
+                  buffers[op.out].width * sizeof(float));
+      break;
+    case Op::kPrepare: {
+      const int width = buffers[op.a].width;
+      if (op.integers) tier_.quantize(input(op.a), width, quant_, row);
+      if (op.bf16)
+        tier_.to_bf16(input(op.a), width, bf16_ + row * round_up(width, kStep));
+      break;
+    }
+    case Op::kLinear:
+    case Op::kAttention:
+      break;
+  }
+}
+
+void Executor::run_linear(const Phase& phase, std::atomic<int>& next, int thread) {
+  const Instruction& op = program_->instructions()[phase.begin];
+  const int rows = rows_of(phase.space);
+  int blocks = 0;
+  for (const LinearPart& part : op.parts) blocks += part.weight->view().blocks();
+  const int row_chunks = (rows + kTaskRows - 1) / kTaskRows;
+  // Even, since bf16 tiles take blocks in pairs.
+  int size = pool_.size() == 1 ? blocks : blocks / (kUnitsPerThread * pool_.size());
+  size = std::max(2, size + size % 2);
+  const int block_chunks = (blocks + size - 1) / size;
+  for (int unit = next++; unit < row_chunks * block_chunks; unit = next++) {
+    LinearTask task;
+    task.quant = quant_;
+    task.bf16 = bf16_;
+    task.scratch = scratch_[thread].as<void>();
+    task.row_begin = unit / block_chunks * kTaskRows;
+    task.row_end = std::min(rows, task.row_begin + kTaskRows);
+    int begin = unit % block_chunks * size, end = begin + size;
+    for (const LinearPart& part : op.parts) {
+      const int own = part.weight->view().blocks();
+      task.block_begin = std::max(0, begin);
+      task.block_end = std::min(own, end);
+      if (task.block_begin < task.block_end) run_part(part, task);
+      begin -= own;
+      end -= own;
+    }
+  }
+}
+
+void Executor::run_part(const LinearPart& part, LinearTask task) {
+  const std::vector<Buffer>& buffers = program_->buffers();
+  task.weight = &part.weight->view();
+  task.out = buffers_[part.out];
+  task.out_stride = buffers[part.out].stride;
+  if (!part.bias.empty()) task.bias = part.bias.data();
+  if (part.residual >= 0) {
+    task.residual = buffers_[part.residual];
+    task.residual_stride = buffers[part.residual].stride;
+  }
+  tier_.linear(task);
+}
+
+void Executor::run_attention(const Phase& phase, int index, int thread) {
+  const AttentionArgs args = attention_args(program_->instructions()[phase.begin]);
+  void* scratch = scratch_[thread].as<void>();
+  std::atomic<int>& next_unit = next_[2 * index];
+  const int units = static_cast<int>(attention_plan_.units.size());
+  for (int unit = next_unit++; unit < units; unit = next_unit++)
+    tier_.attention_unit(args, attention_plan_.units[unit], scratch);
+  if (attention_plan_.merges.empty()) return;
+  pool_.barrier().wait();
+  std::atomic<int>& next_merge = next_[2 * index + 1];
+  const int merges = static_cast<int>(attention_plan_.merges.size());
+  for (int merge = next_merge++; merge < merges; merge = next_merge++)
+    tier_.merge_unit(args, attention_plan_.merges[merge], scratch);
+}
+
+AttentionArgs Executor::attention_args(const Instruction& instruction) const {
+  const AttentionShape& shape = instruction.attention;
+  const auto data = [&](int buffer) { return buffer < 0 ? nullptr : buffers_[buffer]; };
+  const std::size_t layer_elements = block_elements_ * blocks_;
+  AttentionArgs args;
+  args.q = data(instruction.a);
+  args.k = data(instruction.b);
+  args.v = data(instruction.c);
+  args.out = data(instruction.out);
+  args.k_cache = cache_.as<std::uint16_t>() + 2 * shape.layer * layer_elements;
+  args.v_cache = args.k_cache + layer_elements;
+  args.rows = step_.rows;
+  args.sequences = step_.sequences;
+  args.heads = shape.heads;
+  args.kv_heads = shape.kv_heads;
+  args.head_dim = shape.head_dim;
+  args.block_size = block_size_;
+  args.table_width = step_.table_width;
+  args.scale = shape.scale;
+  args.positions = step_.positions;
+  args.slots = step_.slots;
+  args.row_starts = step_.row_starts;
+  args.contexts = step_.contexts;
+  args.block_tables = step_.block_tables;
+  args.workspace = workspace_.as<float>();
+  return args;
+}
+
+}  // namespace trimaran

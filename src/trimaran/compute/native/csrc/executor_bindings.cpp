@@ -1,0 +1,134 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bindings.h"
+#include "executor.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace trimaran {
+namespace {
+
+template <int Dimensions>
+using Ints = nb::ndarray<const std::int32_t, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
+
+// (weight, bias or [], out, residual or -1)
+using Part = std::tuple<std::shared_ptr<const PackedLinear>, std::vector<float>, int, int>;
+
+void add_linear(Program& program, int a, const std::vector<Part>& parts) {
+  std::vector<LinearPart> linear;
+  for (const auto& [weight, bias, out, residual] : parts)
+    linear.push_back({weight, bias, out, residual});
+  program.linear(a, std::move(linear));
+}
+
+void add_attention(Program& program, int out, int q, int k, int v, int layer, int heads,
+                   int kv_heads, int head_dim, float scale) {
+  program.attention(out, q, k, v, {layer, heads, kv_heads, head_dim, scale});
+}
+
+void expect_length(const char* name, std::size_t length, std::size_t wanted) {
+  if (length != wanted)
+    throw std::invalid_argument(std::string("step plan: ") + name + " has " +
+                                std::to_string(length) + " entries, not " +
+                                std::to_string(wanted));
+}
+
+class StepRunner {
+ public:
+  StepRunner(std::shared_ptr<const Program> program, const std::string& isa, int threads,
+             int max_rows)
+      : width_(program->buffers().at(program->logits()).width),
+        executor_(std::move(program), isa_from_name(isa), threads, max_rows) {}
+
+  Executor& executor() { return executor_; }
+  const Executor& executor() const { return executor_; }
+
+  Logits run(Ints<1> tokens, Ints<1> positions, Ints<1> slots, Ints<1> row_starts,
+             Ints<1> contexts, Ints<2> block_tables, Ints<1> logit_rows, Ints<2> copies) {
+    expect_length("positions", positions.size(), tokens.size());
+    expect_length("slots", slots.size(), tokens.size());
+    expect_length("row_starts", row_starts.size(), contexts.size() + 1);
+    expect_length("block_tables", block_tables.shape(0), contexts.size());
+    expect_length("copies", copies.size(), 2 * copies.shape(0));
+    Step step;
+    step.rows = static_cast<int>(tokens.size());
+    step.sequences = static_cast<int>(contexts.size());
+    step.table_width = static_cast<int>(block_tables.shape(1));
+    step.logit_rows = static_cast<int>(logit_rows.size());
+    step.copies = static_cast<int>(copies.shape(0));
+    step.tokens = tokens.data();
+    step.positions = positions.data();
+    step.slots = slots.data();
+    step.row_starts = row_starts.data();
+    step.contexts = contexts.data();
+    step.block_tables = block_tables.data();
+    step.logit_row = logit_rows.data();
+    step.copy_pairs = copies.data();
+    std::shared_ptr<const Memory> memory;
+    {
+      nb::gil_scoped_release released;
+      memory = executor_.run(step);
+    }
+    using Held = std::shared_ptr<const Memory>;
+    nb::capsule owner(new Held(memory), [](void* p) noexcept { delete static_cast<Held*>(p); });
+    return Logits(memory->as<float>(), {logit_rows.size(), static_cast<std::size_t>(width_)},
+                  owner);
+  }
+
+ private:
+  const int width_;
+  Executor executor_;
+};
+
+}  // namespace
+
+void bind_executor(nb::module_& module) {
+  nb::class_<Program>(module, "Program")
+      .def(nb::init<>())
+      .def("buffer", &Program::buffer, "width"_a, "logits"_a)
+      .def("embed", &Program::embed, "out"_a, "weight"_a)
+      .def("angles", &Program::angles, "out"_a, "frequencies"_a)
+      .def("rms_norm", &Program::rms_norm, "out"_a, "a"_a, "weight"_a, "eps"_a)
+      .def("rope", &Program::rope, "out"_a, "angles"_a, "heads"_a, "head_dim"_a)
+      .def("attention", &add_attention, "out"_a, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a,
+           "kv_heads"_a, "head_dim"_a, "scale"_a)
+      .def("silu_mul", &Program::silu_mul, "out"_a, "gate"_a, "up"_a)
+      .def("add", &Program::add, "out"_a, "a"_a, "b"_a)
+      .def("gather", &Program::gather, "out"_a, "a"_a)
+      .def("linear", &add_linear, "a"_a, "parts"_a)
+      .def("finish", &Program::finish, "logits"_a);
+  nb::class_<StepRunner>(module, "Executor")
+      .def(nb::init<std::shared_ptr<const Program>, const std::string&, int, int>(), "program"_a,
+           "isa"_a, "threads"_a, "max_rows"_a)
+      .def("allocate_cache",
+           [](StepRunner& self, int blocks, int block_size) {
+             self.executor().allocate_cache(blocks, block_size);
+           },
+           "blocks"_a, "block_size"_a)
+      .def("run", &StepRunner::run, "tokens"_a, "positions"_a, "slots"_a, "row_starts"_a,
+           "contexts"_a, "block_tables"_a, "logit_rows"_a, "copies"_a)
+      .def("time_phases",
+           [](StepRunner& self, bool on) { self.executor().time_phases(on); }, "on"_a)
+      .def("phase_seconds",
+           [](const StepRunner& self) { return self.executor().phase_seconds(); })
+      .def_prop_ro("activation_bytes",
+                   [](const StepRunner& self) { return self.executor().activation_bytes(); })
+      .def_prop_ro("cache_bytes",
+                   [](const StepRunner& self) { return self.executor().cache_bytes(); });
+}
+
+}  // namespace trimaran

@@ -1,0 +1,53 @@
+"""Random weights in the block types of GGUF files, and the arithmetic of integer products."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+# Where the half-precision scales lie in a block.
+_SCALES = {
+    "Q4_0": (0,),
+    "Q4_1": (0, 2),
+    "Q5_0": (0,),
+    "Q5_1": (0, 2),
+    "Q8_0": (0,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+
+
+def block_elements(type_name: str) -> int:
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]][0]
+
+
+def random_rows(
+    type_name: str, outputs: int, inputs: int, seed: int = 0, scale: float = 0.01
+) -> npt.NDArray[np.uint8]:
+    """[outputs, bytes] of random codes with scales about `scale` (some of them zero)."""
+    rng = np.random.default_rng(seed)
+    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
+    blocks = rng.integers(0, 256, (outputs, inputs // elements, size), np.uint8)
+    for at in _SCALES[type_name]:
+        scales = rng.normal(size=blocks.shape[:2]) * scale
+        scales[rng.random(blocks.shape[:2]) < 0.05] = 0
+        blocks[:, :, at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return blocks.reshape(outputs, -1)
+
+
+def dequantized(type_name: str, rows: npt.NDArray[np.uint8]) -> Array:
+    return gguf.dequantize(rows, gguf.GGMLQuantizationType[type_name])
+
+
+def rounded_activations(x: Array) -> npt.NDArray[np.float64]:
+    """What integer products take for `x`: 12 bits a row, as linear.h states it."""
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    tiny = largest < 1e-30
+    inverse = np.float32(2032) / np.where(tiny, 1, largest).astype(np.float32)
+    q = np.where(tiny, 0, np.rint((x * inverse).astype(np.float32)))
+    return q.astype(np.float64) * (largest / np.float32(2032)).astype(np.float64)
