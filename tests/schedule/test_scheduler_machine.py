@@ -139,7 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def evict(self, count):  # type: ignore[no-untyped-def]
         blocks = self.kv.pool.allocate(min(self.kv.pool.available, count))
-        for block in blocks:
+        for block in blocks or []:
             self.kv.pool.release(block)
 
     @precondition(lambda self: self.engine.live)

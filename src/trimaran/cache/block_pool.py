@@ -24,7 +24,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._index = index
         self._references = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # the last one goes first
+        self._free = list(range(num_blocks))  # taken from the end
 
     @property
     def num_free(self) -> int:
@@ -47,13 +47,20 @@ class BlockPool:
         """How many tables hold it."""
         return self._references[block]
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each; cached ones are evicted where free ones
-        don't suffice. `count` must not exceed `available`."""
-        if count > self.available:
-            raise AssertionError(f"{count} blocks wanted, {self.available} available")
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks with one reference each, cached ones evicted where free ones don't
+        suffice; or None, and nothing has changed, where there are fewer."""
         free = self._free
-        blocks = [free.pop() if free else self._index.evict() for _ in range(count)]
+        if count <= len(free):
+            cut = len(free) - count
+            blocks = free[cut:]
+            del free[cut:]
+        elif count <= self.available:
+            blocks = free[:]
+            free.clear()
+            blocks += [self._index.evict() for _ in range(count - len(blocks))]
+        else:
+            return None
         for block in blocks:
             self._references[block] = 1
         return blocks

@@ -93,7 +93,9 @@ class KVCacheManager:
             return False
         for block in match.blocks:
             pool.retain(block)
-        blocks = match.blocks + pool.allocate(fresh)
+        added = pool.allocate(fresh)
+        assert added is not None
+        blocks = match.blocks + added
         table = self._open(sequence, blocks, match)
         self._matrix.writable[table.row] = len(blocks) * self.block_size
         self._queried += len(sequence.tokens)
@@ -110,18 +112,16 @@ class KVCacheManager:
         table = self._tables[sequence]
         if up_to <= self._matrix.writable[table.row]:
             return True
-        pool, blocks, length = self.pool, table.blocks, len(table.blocks)
-        wanted = self.blocks_for(up_to)
-        more = max(0, wanted - length)
+        length, wanted = len(table.blocks), self.blocks_for(up_to)
         foreign = self._foreign(table, sequence.computed // self.block_size, wanted)
-        if more + len(foreign) > pool.available:
+        fresh = self.pool.allocate(max(0, wanted - length) + len(foreign))
+        if fresh is None:
             return False
         for place in foreign:
-            self._replace(table, place, copied=place * self.block_size < sequence.computed)
-        if more:
-            fresh = pool.allocate(more)
-            self._matrix.extend(table.row, length, fresh)
-            blocks.extend(fresh)
+            copied = place * self.block_size < sequence.computed
+            self._replace(table, place, fresh.pop(), copied)
+        self._matrix.extend(table.row, length, fresh)
+        table.blocks.extend(fresh)
         self._matrix.writable[table.row] = wanted * self.block_size
         return True
 
@@ -269,9 +269,8 @@ class KVCacheManager:
             if self.pool.references(blocks[place]) > 1 or blocks[place] in self.index
         ]
 
-    def _replace(self, table: BlockTable, place: int, copied: bool) -> None:
+    def _replace(self, table: BlockTable, place: int, new: int, copied: bool) -> None:
         old = table.blocks[place]
-        (new,) = self.pool.allocate(1)
         if copied:
             self._copies.append((old, new))
         self.pool.release(old)

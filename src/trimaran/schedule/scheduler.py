@@ -194,7 +194,7 @@ class Scheduler:
         counts = self._chunking.share(wants, self._budget)
         chosen = Selection(sequences, starts, wants, counts)
         self._turn = None
-        if 0 in counts:
+        if not all(counts):
             left = zip(sequences, wants, counts, strict=True)
             self._turn = next((s for s, want, count in left if want and not count), None)
             chosen.keep([count > 0 for count in counts])
