@@ -192,9 +192,7 @@ def test_bias_and_residual(isa: str, target: str) -> None:
     residual = rng.normal(size=(19, 37)).astype(np.float32)
     plain = linear(isa, packed, x)
     np.testing.assert_array_equal(linear(isa, packed, x, bias), plain + bias)
-    np.testing.assert_array_equal(
-        linear(isa, packed, x, bias, residual), residual + (plain + bias)
-    )
+    np.testing.assert_array_equal(linear(isa, packed, x, bias, residual), residual + (plain + bias))
     np.testing.assert_array_equal(linear(isa, packed, x, None, residual), residual + plain)
 
 

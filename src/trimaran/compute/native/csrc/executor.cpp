@@ -226,7 +226,9 @@ void Executor::run_row(const Instruction& op, int row) {
     case Op::kRope: {
       const int half = buffers[op.a].width / 2;
       const float* angles = input(op.a);
-      tier_.rope(row_of(op.out, row), op.heads, op.head_dim, half, angles, angles + half);
+      float* out = row_of(op.out, row);
+      if (op.out != op.b) std::memcpy(out, input(op.b), buffers[op.out].width * sizeof(float));
+      tier_.rope(out, op.heads, op.head_dim, half, angles, angles + half);
       break;
     }
     case Op::kWriteKv:

@@ -103,7 +103,7 @@ void bind_executor(nb::module_& module) {
       .def("embed", &Program::embed, "out"_a, "weight"_a)
       .def("angles", &Program::angles, "out"_a, "frequencies"_a)
       .def("rms_norm", &Program::rms_norm, "out"_a, "a"_a, "weight"_a, "eps"_a)
-      .def("rope", &Program::rope, "out"_a, "angles"_a, "heads"_a, "head_dim"_a)
+      .def("rope", &Program::rope, "out"_a, "a"_a, "angles"_a, "heads"_a, "head_dim"_a)
       .def("attention", &add_attention, "out"_a, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a,
            "kv_heads"_a, "head_dim"_a, "scale"_a)
       .def("silu_mul", &Program::silu_mul, "out"_a, "gate"_a, "up"_a)

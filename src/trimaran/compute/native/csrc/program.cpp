@@ -68,12 +68,14 @@ void Program::rms_norm(int out, int a, std::vector<float> weight, float eps) {
   push(std::move(instruction));
 }
 
-void Program::rope(int out, int angles, int heads, int head_dim) {
+void Program::rope(int out, int a, int angles, int heads, int head_dim) {
+  expect_width(a, heads * head_dim, "the heads to rotate");
   expect_width(out, heads * head_dim, "the rotated heads");
   if (checked(angles, "the angles").width > head_dim) refuse("more angles than a head has pairs");
   Instruction instruction(Op::kRope);
   instruction.out = out;
   instruction.a = angles;
+  instruction.b = a;
   instruction.heads = heads;
   instruction.head_dim = head_dim;
   push(std::move(instruction));

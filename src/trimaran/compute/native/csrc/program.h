@@ -19,7 +19,7 @@ enum class Op {
   kEmbed,     // out = rows of `weight` picked by the tokens
   kAngles,    // out = cosines | sines of position * frequency
   kRmsNorm,   // out = rms_norm(a) * vector
-  kRope,      // turns `out` by the angles a
+  kRope,      // out = b turned by the angles a
   kWriteKv,   // writes b and c into the layer's cache
   kSiluMul,   // out = silu(a) * b
   kAdd,       // out = a + b
@@ -72,7 +72,7 @@ class Program {
   void embed(int out, std::shared_ptr<const PackedLinear> weight);
   void angles(int out, std::vector<double> frequencies);
   void rms_norm(int out, int a, std::vector<float> weight, float eps);
-  void rope(int out, int angles, int heads, int head_dim);
+  void rope(int out, int a, int angles, int heads, int head_dim);
   void attention(int out, int q, int k, int v, const AttentionShape& shape);
   void silu_mul(int out, int gate, int up);
   void add(int out, int a, int b);

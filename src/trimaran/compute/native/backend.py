@@ -1,0 +1,174 @@
+"""The native back end: a recorded plan, packed weights and a paged cache, all in C++."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+from trimaran.compute.native import _native
+from trimaran.compute.native.packing import pack_all
+from trimaran.compute.native.program import build_program
+from trimaran.compute.native.recorder import matrices_of, record
+from trimaran.compute.native.sampler import NativeSampler
+from trimaran.core.config import WEIGHTS
+from trimaran.core.errors import BackendError, CapacityError
+from trimaran.core.sampling_batch import Float32
+from trimaran.core.step_plan import StepPlan
+from trimaran.models.model import Model
+
+_KV_BYTES = 2  # bf16
+
+
+def available_isas() -> list[str]:
+    """Instruction sets whose kernels can run here, the slowest first."""
+    return _native.available_isas()
+
+
+class NativeBackend:
+    """Runs a model's recorded forward in one call a step; implements `Backend`.
+
+    Activations between operations are float32. A linear layer in 4 or 8 bits rounds its
+    input to 12 bits a row and sums exactly, one in bf16 rounds it to bf16; csrc/linear.h
+    and csrc/attention.h state the arithmetic. The KV cache is bf16.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        weights: str = "as-is",
+        isa: str = "auto",
+        threads: int = 0,
+        max_rows: int = 2048,
+    ) -> None:
+        """Packs the weights and starts the threads.
+
+        Args:
+            weights: "as-is", "bf16" or "int8", as in `EngineConfig`.
+            isa: "auto" or one of `available_isas`.
+            threads: 0 takes the CPUs this process may run on.
+            max_rows: rows of a step, at most; memory for activations is sized by it.
+
+        Raises:
+            BackendError: the machine lacks the instruction set, or the kernels can't work
+                with the model's dimensions.
+            CapacityError: the memory for the weights can't be had.
+        """
+        if weights not in WEIGHTS:
+            raise BackendError(f"weights is '{weights}'; give one of {', '.join(WEIGHTS)}")
+        if max_rows < 1 or threads < 0:
+            raise BackendError(f"max_rows is {max_rows} and threads {threads}; both must be more")
+        self._isa = _choose_isa(isa)
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._weights = weights
+        self._config = model.config
+        try:
+            tape = record(model)
+            packed = pack_all(matrices_of(tape), weights, self._threads)
+            self._program: _native.Program | None = build_program(tape, packed)
+            self._executor: _native.Executor | None = _native.Executor(
+                self._program, self._isa, self._threads, max_rows
+            )
+        except ValueError as error:
+            raise BackendError(f"the native kernels can't run this model: {error}") from None
+        except MemoryError:
+            raise CapacityError(
+                "there isn't enough memory for the packed weights; use a smaller model, or one"
+                " that is quantised to fewer bits"
+            ) from None
+        self._formats = Counter(matrix.format for matrix in packed.values())
+        self._weight_bytes = sum(matrix.nbytes for matrix in packed.values())
+        self.sampler = NativeSampler(self._isa)
+
+    def describe(self) -> dict[str, Any]:
+        executor = self._executor
+        return {
+            "backend": "native",
+            "isa": self._isa,
+            "available_isas": available_isas(),
+            "threads": self._threads,
+            "weights": self._weights,
+            "weight_formats": dict(self._formats),
+            "kv": "bf16",
+            "weight_bytes": self._weight_bytes,
+            "activation_bytes": executor.activation_bytes if executor else 0,
+            "kv_cache_bytes": executor.cache_bytes if executor else 0,
+        }
+
+    def kv_bytes_per_token(self) -> int:
+        config = self._config
+        return 2 * _KV_BYTES * config.num_layers * config.num_kv_heads * config.head_dim
+
+    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+        """Makes the KV cache. Memory is taken from the system as blocks are first written.
+
+        Raises:
+            CapacityError: the memory can't be had.
+            BackendError: the kernels don't know the block size.
+        """
+        try:
+            self._open().allocate_cache(num_blocks, block_size)
+        except MemoryError:
+            size = num_blocks * block_size * self.kv_bytes_per_token()
+            raise CapacityError(
+                f"the KV cache of {num_blocks} blocks needs {size} bytes, which can't be had;"
+                " lower kv_cache_bytes or kv_memory_fraction"
+            ) from None
+        except ValueError as error:
+            raise BackendError(f"{error} (block_size is {block_size})") from None
+
+    def run(self, plan: StepPlan) -> Float32:
+        executor = self._open()
+        try:
+            return executor.run(
+                plan.tokens,
+                plan.positions,
+                plan.slots,
+                plan.row_starts,
+                plan.contexts,
+                plan.block_tables,
+                plan.logit_rows,
+                plan.copies,
+            )
+        except ValueError as error:
+            raise BackendError(str(error)) from None
+        except TypeError:
+            raise BackendError(
+                "step plan: an array isn't C-contiguous int32 of the dimensions of StepPlan"
+            ) from None
+        except MemoryError:
+            raise BackendError(
+                f"there isn't enough memory for a step of {plan.rows} rows,"
+                f" {len(plan.logit_rows)} of them with logits; lower max_num_batched_tokens"
+            ) from None
+
+    def time_phases(self, on: bool) -> None:
+        """Switches the timing of a step's phases on, from zero, or off."""
+        self._open().time_phases(on)
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds by kind of phase ("rows", "attention", "linear 576 -> 960") since then."""
+        seconds: Counter[str] = Counter()
+        for name, value in self._open().phase_seconds():
+            seconds[name] += value  # type: ignore[assignment]
+        return dict(seconds)
+
+    def close(self) -> None:
+        self._executor = None
+        self._program = None
+
+    def _open(self) -> _native.Executor:
+        if self._executor is None:
+            raise BackendError("the back end was closed")
+        return self._executor
+
+
+def _choose_isa(isa: str) -> str:
+    if isa == "auto":
+        return _native.available_isas()[-1]
+    try:
+        _native.check_isa(isa)
+    except ValueError as error:
+        raise BackendError(str(error)) from None
+    return isa

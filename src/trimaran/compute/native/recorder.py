@@ -1,0 +1,262 @@
+"""A model's forward, recorded once as a list of nodes over symbols.
+
+`Recorder` implements `Ops` on symbols: each call appends a node. Two rewrites follow, both
+of which leave every number as it is:
+
+    add(x, linear(h))                  ->  linear(h) with residual x
+    linear(h, a); linear(h, b); ...    ->  one node, so that h is rounded once and the
+                                           threads meet once
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from trimaran.core.errors import BackendError
+from trimaran.models.model import Model
+from trimaran.models.ops import AttentionSpec, Batch
+from trimaran.models.rope import RopeSpec
+from trimaran.models.weight import Weight
+
+
+@dataclass(frozen=True, eq=False)
+class Symbol:
+    """Rows of `width` elements: one a row of the step, or one a row of the logits."""
+
+    width: int
+    logits: bool = False
+
+
+@dataclass(frozen=True)
+class Embed:
+    out: Symbol
+    weight: Weight
+
+
+@dataclass(frozen=True)
+class Angles:
+    out: Symbol
+    spec: RopeSpec
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    out: Symbol
+    x: Symbol
+    weight: Weight
+    eps: float
+
+
+@dataclass(frozen=True)
+class Rope:
+    out: Symbol
+    x: Symbol
+    angles: Symbol
+    heads: int
+
+
+@dataclass(frozen=True)
+class Attention:
+    out: Symbol
+    q: Symbol
+    k: Symbol
+    v: Symbol
+    spec: AttentionSpec
+
+
+@dataclass(frozen=True)
+class SiluMul:
+    out: Symbol
+    gate: Symbol
+    up: Symbol
+
+
+@dataclass(frozen=True)
+class Add:
+    out: Symbol
+    x: Symbol
+    y: Symbol
+
+
+@dataclass(frozen=True)
+class Gather:
+    out: Symbol
+    x: Symbol
+
+
+@dataclass(frozen=True)
+class Part:
+    """One linear layer of a node."""
+
+    out: Symbol
+    weight: Weight
+    bias: Weight | None = None
+    residual: Symbol | None = None
+
+
+@dataclass(frozen=True)
+class Linear:
+    x: Symbol
+    parts: tuple[Part, ...]
+
+
+Node = Embed | Angles | RmsNorm | Rope | Attention | SiluMul | Add | Gather | Linear
+
+
+def outputs_of(node: Node) -> tuple[Symbol, ...]:
+    return tuple(part.out for part in node.parts) if isinstance(node, Linear) else (node.out,)
+
+
+def inputs_of(node: Node) -> tuple[Symbol, ...]:
+    match node:
+        case Embed() | Angles():
+            return ()
+        case RmsNorm(x=x) | Gather(x=x):
+            return (x,)
+        case Rope(x=x, angles=angles):
+            return (x, angles)
+        case Attention(q=q, k=k, v=v):
+            return (q, k, v)
+        case SiluMul(gate=gate, up=up):
+            return (gate, up)
+        case Add(x=x, y=y):
+            return (x, y)
+        case Linear(x=x, parts=parts):
+            return (x, *(part.residual for part in parts if part.residual is not None))
+
+
+@dataclass(frozen=True)
+class Tape:
+    """A recorded forward: nodes in order of execution, and what it returns."""
+
+    nodes: list[Node]
+    logits: Symbol
+
+
+@dataclass
+class Recorder:
+    """Implements `Ops[Symbol]`."""
+
+    tokens: Symbol
+    positions: Symbol
+    nodes: list[Node] = field(default_factory=list)
+    _angles: dict[RopeSpec, Symbol] = field(default_factory=dict)
+
+    def embed(self, tokens: Symbol, weight: Weight) -> Symbol:
+        if tokens is not self.tokens:
+            raise BackendError("a model can embed the step's tokens only")
+        out = Symbol(weight.shape[1])
+        self.nodes.append(Embed(out, weight))
+        return out
+
+    def linear(self, x: Symbol, weight: Weight, bias: Weight | None = None) -> Symbol:
+        out = Symbol(weight.shape[0], x.logits)
+        self.nodes.append(Linear(x, (Part(out, weight, bias),)))
+        return out
+
+    def rms_norm(self, x: Symbol, weight: Weight, eps: float) -> Symbol:
+        out = Symbol(x.width, x.logits)
+        self.nodes.append(RmsNorm(out, x, weight, eps))
+        return out
+
+    def rope(self, x: Symbol, positions: Symbol, heads: int, spec: RopeSpec) -> Symbol:
+        if positions is not self.positions:
+            raise BackendError("a model can rotate by the step's positions only")
+        if spec not in self._angles:
+            self._angles[spec] = Symbol(spec.dim)
+            self.nodes.append(Angles(self._angles[spec], spec))
+        out = Symbol(x.width)
+        self.nodes.append(Rope(out, x, self._angles[spec], heads))
+        return out
+
+    def attention(self, q: Symbol, k: Symbol, v: Symbol, spec: AttentionSpec) -> Symbol:
+        out = Symbol(spec.heads * spec.head_dim)
+        self.nodes.append(Attention(out, q, k, v, spec))
+        return out
+
+    def silu_mul(self, gate: Symbol, up: Symbol) -> Symbol:
+        out = Symbol(gate.width, gate.logits)
+        self.nodes.append(SiluMul(out, gate, up))
+        return out
+
+    def add(self, x: Symbol, y: Symbol) -> Symbol:
+        out = Symbol(x.width, x.logits)
+        self.nodes.append(Add(out, x, y))
+        return out
+
+    def logits(self, x: Symbol, weight: Weight) -> Symbol:
+        picked = Symbol(x.width, logits=True)
+        self.nodes.append(Gather(picked, x))
+        return self.linear(picked, weight)
+
+
+def record(model: Model) -> Tape:
+    """The model's forward, rewritten as above.
+
+    Raises:
+        BackendError: it does what a plan can't, or leaves a weight unused.
+    """
+    recorder = Recorder(Symbol(1), Symbol(1))
+    logits = model.forward(recorder, Batch(recorder.tokens, recorder.positions))
+    tape = Tape(group_linears(fuse_residuals(recorder.nodes, logits)), logits)
+    unused = set(model.weights) - {weight.name for weight in weights_of(tape)}
+    if unused:
+        raise BackendError(f"the model's forward leaves weights unused: {sorted(unused)[:5]}")
+    return tape
+
+
+def weights_of(tape: Tape) -> list[Weight]:
+    """Every weight that the tape reads, in order."""
+    found: list[Weight] = []
+    for node in tape.nodes:
+        if isinstance(node, Embed | RmsNorm):
+            found.append(node.weight)
+        elif isinstance(node, Linear):
+            for part in node.parts:
+                found += [part.weight] + ([part.bias] if part.bias is not None else [])
+    return found
+
+
+def matrices_of(tape: Tape) -> list[Weight]:
+    """Those that are packed: of embeddings and linear layers."""
+    found: list[Weight] = []
+    for node in tape.nodes:
+        if isinstance(node, Embed):
+            found.append(node.weight)
+        elif isinstance(node, Linear):
+            found += [part.weight for part in node.parts]
+    return found
+
+
+def fuse_residuals(nodes: list[Node], logits: Symbol) -> list[Node]:
+    """Sums of something and the linear layer just before, which nothing else reads."""
+    uses = Counter(symbol for node in nodes for symbol in inputs_of(node))
+    uses[logits] += 1
+    fused: list[Node] = []
+    for node in nodes:
+        last = fused[-1] if fused else None
+        if (
+            isinstance(node, Add)
+            and isinstance(last, Linear)
+            and last.parts[0].out is node.y
+            and node.x is not node.y
+            and uses[node.y] == 1
+        ):
+            part = replace(last.parts[0], out=node.out, residual=node.x)
+            fused[-1] = replace(last, parts=(part,))
+        else:
+            fused.append(node)
+    return fused
+
+
+def group_linears(nodes: list[Node]) -> list[Node]:
+    """Linear layers of one input that follow each other, as one node."""
+    grouped: list[Node] = []
+    for node in nodes:
+        last = grouped[-1] if grouped else None
+        if isinstance(node, Linear) and isinstance(last, Linear) and last.x is node.x:
+            grouped[-1] = replace(last, parts=last.parts + node.parts)
+        else:
+            grouped.append(node)
+    return grouped
