@@ -159,7 +159,7 @@ class Chat:
 
 def _greeting(llm: LLM) -> str:
     about = llm.describe()
-    engine = ", ".join(str(about[key]) for key in ("name", "isa") if about.get(key))
+    engine = ", ".join(str(about[key]) for key in ("backend", "isa") if about.get(key))
     return (
         f"{llm.path.name} on {engine}; up to {llm.max_model_len} tokens.\n"
         "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."

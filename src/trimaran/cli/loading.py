@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from trimaran.engine.llm import LLM
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
+def add_model_flags(parser: argparse.ArgumentParser, default: str | None = DEFAULT_MODEL) -> None:
     """--model, --verbose and the engine's options."""
+    shown = "" if default is None else f" (default: {default})"
     parser.add_argument(
         "-m",
         "--model",
         metavar="NAME",
+        default=default,
         help="a .gguf file, a folder with config.json and safetensors, a known name, or a hub"
-        f" name as owner/name (default: {DEFAULT_MODEL})",
+        f" name as owner/name{shown}",
     )
     parser.add_argument(
         "-v",
@@ -44,11 +46,10 @@ def load_llm(args: argparse.Namespace, startup: StartupReport) -> LLM:
     from trimaran.engine.llm import LLM
 
     startup.rest("import engine")
-    model = DEFAULT_MODEL if args.model is None else args.model
     phases = Phases(report=startup.phase)
-    download = DownloadReport(model)
+    download = DownloadReport(args.model)
     try:
-        llm = LLM(model, phases=phases, download_progress=download, **engine_options(args))
+        llm = LLM(args.model, phases=phases, download_progress=download, **engine_options(args))
     finally:
         download.close()
     startup.rest("start engine")
