@@ -22,6 +22,7 @@ constexpr int kWidth = 4;
 // Compiler vectors of the tier's width; unaligned in memory.
 typedef float Floats __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef std::int32_t Ints __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef std::uint32_t Bits __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef float HalfFloats __attribute__((vector_size(2 * kWidth), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(4 * kWidth), aligned(8), may_alias));
 
@@ -66,9 +67,9 @@ static inline Floats weight_of(Floats logit, const WeightScale& scale) {
   const Floats part = x - (shifted - kRoundMagic);
   Floats p = spread(kExp2[5]);
   for (int i = 4; i >= 0; --i) p = p * part + kExp2[i];
-  Ints power;
+  Bits power;
   std::memcpy(&power, &shifted, sizeof power);
-  power = (power << 23) + 0x3f800000;
+  power = (power << 23) + 0x3f800000u;
   Floats factor;
   std::memcpy(&factor, &power, sizeof factor);
   return x >= -126.0f ? p * factor : Floats{};
