@@ -82,13 +82,20 @@ class Terminal:
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Waits until something matches in what was shown since the last match."""
-        expression = re.compile(pattern, re.DOTALL)
-        deadline = time.monotonic() + DEADLINE
-        while (found := expression.search(self.text, self._seen)) is None:
-            if time.monotonic() > deadline or not (self._read(0.1) or self._running):
-                raise AssertionError(f"{pattern!r} never came; the terminal shows:\n{self.text}")
-        self._seen = found.end()
+        found = self._find(pattern, DEADLINE)
+        if found is None:
+            raise AssertionError(f"{pattern!r} never came; the terminal shows:\n{self.text}")
         return found
+
+    def press_until(self, keys: str, pattern: str) -> re.Match[str]:
+        """Presses keys every other second until something matches, as a person would: at a
+        prompt CPython notices a signal only while it sleeps, so one may pass unnoticed."""
+        for _ in range(5):
+            self.type(keys)
+            found = self._find(pattern, 2.0)
+            if found is not None:
+                return found
+        return self.wait_for(pattern)
 
     def wait_for_exit(self) -> int:
         """The exit code, once the command has ended; the rest of its output is in `text`."""
@@ -100,6 +107,15 @@ class Terminal:
         while self._read(0.05):
             pass
         return self._process.returncode
+
+    def _find(self, pattern: str, seconds: float) -> re.Match[str] | None:
+        expression = re.compile(pattern, re.DOTALL)
+        deadline = time.monotonic() + seconds
+        while (found := expression.search(self.text, self._seen)) is None:
+            if time.monotonic() > deadline or not (self._read(0.1) or self._running):
+                return None
+        self._seen = found.end()
+        return found
 
     @property
     def _running(self) -> bool:
