@@ -16,6 +16,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -337,4 +338,8 @@ class _Merger:
 
 
 def _bpe(vocabulary: dict[str, int], pairs: list[tuple[str, ...]], pre: PreTokenizer) -> models.BPE:
-    return models.BPE(vocabulary, pairs, ignore_merges=pre.whole_words)
+    """
+    Raises:
+        Exception: a pair isn't one, or it or its result isn't in the vocabulary.
+    """
+    return models.BPE(vocabulary, cast(list[tuple[str, str]], pairs), ignore_merges=pre.whole_words)
