@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from trimaran.core.errors import CheckpointError, ModelNotFoundError
+from trimaran.core.errors import CheckpointError, ModelNotFoundError, TemplateError
 from trimaran.models.config import ModelConfig
 from trimaran.models.gguf import GGUFFile
 from trimaran.models.gguf_model import read_config, read_weights
@@ -58,9 +59,10 @@ class Checkpoint:
         """
         from trimaran.models.tokenizer import Tokenizer
 
-        if self.metadata is not None:
-            return Tokenizer.from_gguf(self.metadata)
-        return Tokenizer.from_folder(self.path)
+        with _named(self.path):
+            if self.metadata is not None:
+                return Tokenizer.from_gguf(self.metadata)
+            return Tokenizer.from_folder(self.path)
 
     def chat_template(self) -> ChatTemplate | None:
         """The model's chat template, if it has one.
@@ -70,9 +72,10 @@ class Checkpoint:
         """
         from trimaran.models.chat_template import ChatTemplate
 
-        if self.metadata is not None:
-            return ChatTemplate.from_gguf(self.metadata)
-        return ChatTemplate.from_folder(self.path)
+        with _named(self.path):
+            if self.metadata is not None:
+                return ChatTemplate.from_gguf(self.metadata)
+            return ChatTemplate.from_folder(self.path)
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -133,23 +136,29 @@ def _load_gguf(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: general.architecture is {architecture!r}; it must be text")
     check_architecture(architecture, str(path))
     config = read_config(file, architecture)
-    model = _build(path, config, read_weights(file, config))
+    with _named(path):
+        model = build_model(config, read_weights(file, config))
     fingerprint = _fingerprint(config, [(file.header, file.size)], model.weights)
     return Checkpoint(path, path.stem, model, fingerprint, file.metadata)
 
 
 def _load_folder(folder: Path) -> Checkpoint:
     found = HuggingFaceModel.open(folder)
-    model = _build(folder, found.config, found.weights)
+    with _named(folder):
+        model = build_model(found.config, found.weights)
     headers = [(file.header, file.size) for file in found.files]
     fingerprint = _fingerprint(found.config, headers, model.weights)
     return Checkpoint(folder, _folder_name(folder), model, fingerprint, None)
 
 
-def _build(path: Path, config: ModelConfig, weights: Mapping[str, Weight]) -> Model:
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Puts the path before the message of an error that doesn't name it yet."""
     try:
-        return build_model(config, weights)
-    except CheckpointError as error:
+        yield
+    except (CheckpointError, TemplateError) as error:
+        if str(path) in str(error):
+            raise
         raise type(error)(f"{path}: {error}") from None
 
 
