@@ -11,9 +11,11 @@ from trimaran.compute.native.recorder import (
     Angles,
     Attention,
     Embed,
+    GatedLinear,
     Gather,
     Linear,
     Node,
+    Part,
     RmsNorm,
     Rope,
     SiluMul,
@@ -119,18 +121,16 @@ def _emit(program: _native.Program, at: _Buffers, node: Node, packed: Packed) ->
         case Gather(out, x):
             program.gather(at[out], at[x])
         case Linear(x, parts):
-            program.linear(
-                at[x],
-                [
-                    (
-                        packed[part.weight.name],
-                        _vector(part.bias),
-                        at[part.out],
-                        -1 if part.residual is None else at[part.residual],
-                    )
-                    for part in parts
-                ],
-            )
+            program.linear(at[x], [_part(at, part, part.out, packed) for part in parts])
+        case GatedLinear(out, x, gate, up):
+            program.gated_linear(at[x], _part(at, gate, out, packed), _part(at, up, out, packed))
+
+
+def _part(
+    at: _Buffers, part: Part, out: Symbol, packed: Packed
+) -> tuple[_native.PackedLinear, list[float], int, int]:
+    residual = -1 if part.residual is None else at[part.residual]
+    return packed[part.weight.name], _vector(part.bias), at[out], residual
 
 
 def _vector(weight: Weight | None) -> list[float]:

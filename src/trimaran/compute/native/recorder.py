@@ -1,11 +1,12 @@
 """A model's forward, recorded once as a list of nodes over symbols.
 
-`Recorder` implements `Ops` on symbols: each call appends a node. Two rewrites follow, both
-of which leave every number as it is:
+`Recorder` implements `Ops` on symbols: each call appends a node. Rewrites follow, all of
+which leave every number as it is:
 
-    add(x, linear(h))                  ->  linear(h) with residual x
-    linear(h, a); linear(h, b); ...    ->  one node, so that h is rounded once and the
-                                           threads meet once
+    add(x, linear(h))                      ->  linear(h) with residual x
+    linear(h, a); linear(h, b); ...        ->  one node, so that h is rounded once and the
+                                               threads meet once
+    silu_mul(linear(h, a), linear(h, b))   ->  one node that writes only the product
 """
 
 from __future__ import annotations
@@ -101,7 +102,17 @@ class Linear:
     parts: tuple[Part, ...]
 
 
-Node = Embed | Angles | RmsNorm | Rope | Attention | SiluMul | Add | Gather | Linear
+@dataclass(frozen=True)
+class GatedLinear:
+    """silu(gate) * up of two layers of one input; the parts' own outputs never exist."""
+
+    out: Symbol
+    x: Symbol
+    gate: Part
+    up: Part
+
+
+Node = Embed | Angles | RmsNorm | Rope | Attention | SiluMul | Add | Gather | Linear | GatedLinear
 
 
 def outputs_of(node: Node) -> tuple[Symbol, ...]:
@@ -112,7 +123,7 @@ def inputs_of(node: Node) -> tuple[Symbol, ...]:
     match node:
         case Embed() | Angles():
             return ()
-        case RmsNorm(x=x) | Gather(x=x):
+        case RmsNorm(x=x) | Gather(x=x) | GatedLinear(x=x):
             return (x,)
         case Rope(x=x, angles=angles):
             return (x, angles)
@@ -199,11 +210,21 @@ def record(model: Model) -> Tape:
     """
     recorder = Recorder(Symbol(1), Symbol(1))
     logits = model.forward(recorder, Batch(recorder.tokens, recorder.positions))
-    tape = Tape(group_linears(fuse_residuals(recorder.nodes, logits)), logits)
+    nodes = fuse_gates(group_linears(fuse_residuals(recorder.nodes, logits)))
+    tape = Tape(nodes, logits)
     unused = set(model.weights) - {weight.name for weight in weights_of(tape)}
     if unused:
         raise BackendError(f"the model's forward leaves weights unused: {sorted(unused)[:5]}")
     return tape
+
+
+def _parts(node: Node) -> tuple[Part, ...]:
+    match node:
+        case Linear(parts=parts):
+            return parts
+        case GatedLinear(gate=gate, up=up):
+            return (gate, up)
+    return ()
 
 
 def weights_of(tape: Tape) -> list[Weight]:
@@ -212,9 +233,8 @@ def weights_of(tape: Tape) -> list[Weight]:
     for node in tape.nodes:
         if isinstance(node, Embed | RmsNorm):
             found.append(node.weight)
-        elif isinstance(node, Linear):
-            for part in node.parts:
-                found += [part.weight] + ([part.bias] if part.bias is not None else [])
+        for part in _parts(node):
+            found += [part.weight] + ([part.bias] if part.bias is not None else [])
     return found
 
 
@@ -224,8 +244,7 @@ def matrices_of(tape: Tape) -> list[Weight]:
     for node in tape.nodes:
         if isinstance(node, Embed):
             found.append(node.weight)
-        elif isinstance(node, Linear):
-            found += [part.weight for part in node.parts]
+        found += [part.weight for part in _parts(node)]
     return found
 
 
@@ -260,3 +279,21 @@ def group_linears(nodes: list[Node]) -> list[Node]:
         else:
             grouped.append(node)
     return grouped
+
+
+def fuse_gates(nodes: list[Node]) -> list[Node]:
+    """A gate and what it gates, right after their layers, where nothing else reads them."""
+    uses = Counter(symbol for node in nodes for symbol in inputs_of(node))
+    fused: list[Node] = []
+    for node in nodes:
+        last = fused[-1] if fused else None
+        if (
+            isinstance(node, SiluMul)
+            and isinstance(last, Linear)
+            and [part.out for part in last.parts] == [node.gate, node.up]
+            and all(uses[part.out] == 1 and part.residual is None for part in last.parts)
+        ):
+            fused[-1] = GatedLinear(node.out, last.x, *last.parts)
+        else:
+            fused.append(node)
+    return fused

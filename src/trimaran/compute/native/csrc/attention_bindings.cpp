@@ -112,7 +112,7 @@ void attend(const std::string& isa, int threads, Array<const float, 3> q,
   check(k_cache.size() == v_cache.size() && k_cache.shape(1) == k.shape(1) &&
             2 * k_cache.shape(2) == q.shape(2) && k.shape(2) == q.shape(2),
         "the caches must have the heads and dimensions of k");
-  const Tier& tier = tier_of(isa_from_name(isa));
+  const Tier& tier = find_tier(isa);
   nb::gil_scoped_release unlocked;
   AttentionStep(tier, args, threads).run();
 }

@@ -154,7 +154,7 @@ static void quantize_row(const float* x, int width, const QuantRows& rows, int r
   std::int8_t* planes = rows.planes + static_cast<std::size_t>(row) * steps * 2 * kStep;
   std::int32_t* sums16 = rows.sums16 + static_cast<std::size_t>(row) * steps * 2;
   std::int32_t* sums32 = rows.sums32 + static_cast<std::size_t>(row) * steps;
-  float* sums32f = rows.sums32f + static_cast<std::size_t>(row) * steps;
+  float* float_sums = rows.float_sums(row, steps);
   std::uint32_t top = largest_magnitude(x, width);
   const bool finite = top < 0x7f800000u;
   float largest;
@@ -166,7 +166,7 @@ static void quantize_row(const float* x, int width, const QuantRows& rows, int r
   if (zero) {
     std::memset(planes, 0, static_cast<std::size_t>(steps) * 2 * kStep);
     for (int i = 0; i < steps; ++i) sums16[2 * i] = sums16[2 * i + 1] = sums32[i] = 0;
-    for (int i = 0; i < steps; ++i) sums32f[i] = 0.0f;
+    for (int i = 0; i < steps; ++i) float_sums[i * kRowPad] = 0.0f;
     return;
   }
   const V16 inverse = vset1(kActivationMax / largest);
@@ -181,7 +181,7 @@ static void quantize_row(const float* x, int width, const QuantRows& rows, int r
     }
     quantize_step(first, second, inverse, planes + i * 2 * kStep, sums16 + 2 * i);
     sums32[i] = sums16[2 * i] + sums16[2 * i + 1];
-    sums32f[i] = static_cast<float>(sums32[i]);
+    float_sums[i * kRowPad] = static_cast<float>(sums32[i]);
   }
 }
 

@@ -32,22 +32,23 @@ Executor::Executor(std::shared_ptr<const Program> program, Isa isa, int threads,
       std::max(attention_scratch_bytes(shape.heads, shape.kv_heads, shape.head_dim),
                linear_scratch_bytes());
   for (int thread = 0; thread < threads; ++thread) scratch_.emplace_back(scratch);
-  next_.reset(new std::atomic<int>[2 * phases_.size()]);
+  progress_.reset(new Progress[phases_.size()]);
   seconds_.assign(phases_.size(), 0.0);
 }
 
 void Executor::make_phases() {
+  phases_.push_back({Kind::kCopies, Space::kTokens, 0, 0});
   const std::vector<Instruction>& all = program_->instructions();
   for (int i = 0; i < static_cast<int>(all.size()); ++i) {
     const Kind kind = all[i].op == Op::kLinear      ? Kind::kLinear
                       : all[i].op == Op::kAttention ? Kind::kAttention
                                                     : Kind::kRows;
-    Phase* last = phases_.empty() ? nullptr : &phases_.back();
-    if (kind == Kind::kRows && last != nullptr && last->kind == kind &&
-        last->space == all[i].space)
-      last->end = i + 1;
+    Phase& last = phases_.back();
+    if (kind == Kind::kRows && last.kind == kind && last.space == all[i].space)
+      last.end = i + 1;
     else
       phases_.push_back({kind, all[i].space, i, i + 1});
+    if (kind == Kind::kAttention) phases_.push_back({Kind::kMerges, all[i].space, i, i + 1});
   }
 }
 
@@ -112,10 +113,10 @@ void Executor::time_phases(bool on) {
 std::vector<std::pair<std::string, double>> Executor::phase_seconds() const {
   std::vector<std::pair<std::string, double>> result;
   for (std::size_t i = 0; i < phases_.size(); ++i) {
-    const Instruction& first = program_->instructions()[phases_[i].begin];
-    std::string name = "rows";
-    if (phases_[i].kind == Kind::kAttention) name = "attention";
-    if (phases_[i].kind == Kind::kLinear) {
+    const Kind kind = phases_[i].kind;
+    std::string name = kind == Kind::kCopies ? "copies" : kind == Kind::kRows ? "rows" : "attention";
+    if (kind == Kind::kLinear) {
+      const Instruction& first = program_->instructions()[phases_[i].begin];
       int outputs = 0;
       for (const LinearPart& part : first.parts) outputs += part.weight->view().outputs;
       name = "linear " + std::to_string(first.parts[0].weight->view().inputs) + " -> " +
@@ -130,7 +131,8 @@ std::shared_ptr<const Memory> Executor::run(const Step& step) {
   if (blocks_ == 0) throw std::invalid_argument("the KV cache was not allocated");
   check_step(step, {max_rows_, program_->vocabulary(), blocks_, block_size_});
   prepare_step(step);
-  pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->work(thread); }, this);
+  pool_.share([](void* self, int thread) { static_cast<Executor*>(self)->work(thread); }, this);
+  if (failed_) std::rethrow_exception(error_);
   return logits_;
 }
 
@@ -149,20 +151,24 @@ void Executor::prepare_step(const Step& step) {
   plan_attention(attention_args(shape), pool_.size(), attention_plan_);
   const std::size_t workspace = attention_plan_.workspace_floats * sizeof(float);
   if (workspace_.size() < workspace) workspace_ = Memory(workspace + workspace / 2);
-  for (std::size_t i = 0; i < 2 * phases_.size(); ++i)
-    next_[i].store(0, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < phases_.size(); ++i) progress_[i].next = progress_[i].done = 0;
+  failed_ = false;
 }
 
 void Executor::work(int thread) {
-  if (step_.copies > 0) {
-    copy_blocks(thread);
-    pool_.barrier().wait();
-  }
-  if (step_.rows == 0) return;
   double last = timing_ ? seconds_since_start() : 0.0;
-  for (int i = 0; i < static_cast<int>(phases_.size()); ++i) {
-    run_phase(i, thread);
-    pool_.barrier().wait();
+  for (std::size_t i = 0; i < phases_.size(); ++i) {
+    Progress& progress = progress_[i];
+    const int count = units(phases_[i]);
+    for (int unit = progress.next++; unit < count; unit = progress.next++) {
+      try {
+        if (!failed_) run_unit(phases_[i], unit, thread);
+      } catch (...) {
+        fail();
+      }
+      progress.done.fetch_add(1, std::memory_order_acq_rel);
+    }
+    spin_while([&] { return progress.done.load(std::memory_order_acquire) < count; });
     if (timing_ && thread == 0) {
       const double now = seconds_since_start();
       seconds_[i] += now - last;
@@ -171,35 +177,72 @@ void Executor::work(int thread) {
   }
 }
 
-void Executor::copy_blocks(int thread) {
-  auto* cache = cache_.as<std::uint16_t>();
-  for (int i = thread; i < 2 * program_->layers(); i += pool_.size())
-    for (int copy = 0; copy < step_.copies; ++copy)
-      copy_kv_block(cache + i * block_elements_ * blocks_, block_elements_,
-                    step_.copy_pairs[2 * copy], step_.copy_pairs[2 * copy + 1]);
+void Executor::fail() {
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  if (!failed_) error_ = std::current_exception();
+  failed_ = true;
 }
 
-// Nothing here throws: kernels don't, and no memory is taken.
-void Executor::run_phase(int index, int thread) {
-  const Phase& phase = phases_[index];
-  if (phase.kind == Kind::kRows)
-    run_rows(phase, thread);
-  else if (phase.kind == Kind::kLinear)
-    run_linear(phase, next_[2 * index], thread);
-  else
-    run_attention(phase, index, thread);
-}
-
-void Executor::run_rows(const Phase& phase, int thread) {
-  const std::int64_t rows = rows_of(phase.space);
-  const int begin = static_cast<int>(rows * thread / pool_.size());
-  const int end = static_cast<int>(rows * (thread + 1) / pool_.size());
-  const std::vector<Instruction>& all = program_->instructions();
-  for (int first = begin; first < end; first += kRowsInHand) {
-    const int last = std::min(end, first + kRowsInHand);
-    for (int i = phase.begin; i < phase.end; ++i)
-      for (int row = first; row < last; ++row) run_row(all[i], row);
+int Executor::units(const Phase& phase) const {
+  switch (phase.kind) {
+    case Kind::kCopies:
+      return step_.copies > 0 ? 2 * program_->layers() : 0;
+    case Kind::kRows: {
+      const int size = rows_of_unit(phase);
+      return (rows_of(phase.space) + size - 1) / size;
+    }
+    case Kind::kLinear: {
+      const LinearGrid grid = linear_grid(phase);
+      return grid.row_chunks * grid.block_chunks;
+    }
+    case Kind::kAttention:
+      return static_cast<int>(attention_plan_.units.size());
+    case Kind::kMerges:
+      return static_cast<int>(attention_plan_.merges.size());
   }
+  return 0;
+}
+
+void Executor::run_unit(const Phase& phase, int unit, int thread) {
+  switch (phase.kind) {
+    case Kind::kCopies:
+      copy_blocks(unit);
+      break;
+    case Kind::kRows:
+      run_rows(phase, unit);
+      break;
+    case Kind::kLinear:
+      run_linear(phase, unit, thread);
+      break;
+    case Kind::kAttention:
+      tier_.attention_unit(attention_args(program_->instructions()[phase.begin]),
+                           attention_plan_.units[unit], scratch_[thread].as<void>());
+      break;
+    case Kind::kMerges:
+      tier_.merge_unit(attention_args(program_->instructions()[phase.begin]),
+                       attention_plan_.merges[unit], scratch_[thread].as<void>());
+      break;
+  }
+}
+
+void Executor::copy_blocks(int unit) {
+  std::uint16_t* cache = cache_.as<std::uint16_t>() + unit * block_elements_ * blocks_;
+  for (int copy = 0; copy < step_.copies; ++copy)
+    copy_kv_block(cache, block_elements_, step_.copy_pairs[2 * copy],
+                  step_.copy_pairs[2 * copy + 1]);
+}
+
+int Executor::rows_of_unit(const Phase& phase) const {
+  const int share = (rows_of(phase.space) + pool_.size() - 1) / pool_.size();
+  return std::max(1, std::min(share, kRowsInHand));
+}
+
+void Executor::run_rows(const Phase& phase, int unit) {
+  const std::vector<Instruction>& all = program_->instructions();
+  const int size = rows_of_unit(phase);
+  const int first = unit * size, last = std::min(rows_of(phase.space), first + size);
+  for (int i = phase.begin; i < phase.end; ++i)
+    for (int row = first; row < last; ++row) run_row(all[i], row);
 }
 
 void Executor::run_row(const Instruction& op, int row) {
@@ -257,29 +300,38 @@ void Executor::run_row(const Instruction& op, int row) {
   }
 }
 
-void Executor::run_linear(const Phase& phase, std::atomic<int>& next, int thread) {
+Executor::LinearGrid Executor::linear_grid(const Phase& phase) const {
   const Instruction& op = program_->instructions()[phase.begin];
-  const int rows = rows_of(phase.space);
   int blocks = 0;
   for (const LinearPart& part : op.parts) blocks += part.weight->view().blocks();
-  const int row_chunks = (rows + kTaskRows - 1) / kTaskRows;
+  if (op.gated) blocks /= 2;
+  LinearGrid grid;
+  grid.row_chunks = (rows_of(phase.space) + kTaskRows - 1) / kTaskRows;
   // Even, since bf16 tiles take blocks in pairs.
-  int size = pool_.size() == 1 ? blocks : blocks / (kUnitsPerThread * pool_.size());
-  size = std::max(2, size + size % 2);
-  const int block_chunks = (blocks + size - 1) / size;
-  for (int unit = next++; unit < row_chunks * block_chunks; unit = next++) {
-    LinearTask task;
-    task.quant = quant_;
-    task.bf16 = bf16_;
-    task.scratch = scratch_[thread].as<void>();
-    task.row_begin = unit / block_chunks * kTaskRows;
-    task.row_end = std::min(rows, task.row_begin + kTaskRows);
-    int begin = unit % block_chunks * size, end = begin + size;
-    for (const LinearPart& part : op.parts) {
-      const int own = part.weight->view().blocks();
-      task.block_begin = std::max(0, begin);
-      task.block_end = std::min(own, end);
-      if (task.block_begin < task.block_end) run_part(part, task);
+  const int size = pool_.size() == 1 ? blocks : blocks / (kUnitsPerThread * pool_.size());
+  grid.blocks = std::max(2, size + size % 2);
+  grid.block_chunks = (blocks + grid.blocks - 1) / grid.blocks;
+  return grid;
+}
+
+void Executor::run_linear(const Phase& phase, int unit, int thread) {
+  const Instruction& op = program_->instructions()[phase.begin];
+  const LinearGrid grid = linear_grid(phase);
+  LinearTask task;
+  task.quant = quant_;
+  task.bf16 = bf16_;
+  task.scratch = scratch_[thread].as<void>();
+  task.row_begin = unit / grid.block_chunks * kTaskRows;
+  task.row_end = std::min(rows_of(phase.space), task.row_begin + kTaskRows);
+  int begin = unit % grid.block_chunks * grid.blocks, end = begin + grid.blocks;
+  for (const LinearPart& part : op.parts) {
+    const int own = part.weight->view().blocks();
+    task.block_begin = std::max(0, begin);
+    task.block_end = std::min(own, end);
+    if (task.block_begin < task.block_end) run_part(part, task);
+    if (op.gated) {
+      task.gated = true;  // the second layer meets the first one's outputs
+    } else {
       begin -= own;
       end -= own;
     }
@@ -297,21 +349,6 @@ void Executor::run_part(const LinearPart& part, LinearTask task) {
     task.residual_stride = buffers[part.residual].stride;
   }
   tier_.linear(task);
-}
-
-void Executor::run_attention(const Phase& phase, int index, int thread) {
-  const AttentionArgs args = attention_args(program_->instructions()[phase.begin]);
-  void* scratch = scratch_[thread].as<void>();
-  std::atomic<int>& next_unit = next_[2 * index];
-  const int units = static_cast<int>(attention_plan_.units.size());
-  for (int unit = next_unit++; unit < units; unit = next_unit++)
-    tier_.attention_unit(args, attention_plan_.units[unit], scratch);
-  if (attention_plan_.merges.empty()) return;
-  pool_.barrier().wait();
-  std::atomic<int>& next_merge = next_[2 * index + 1];
-  const int merges = static_cast<int>(attention_plan_.merges.size());
-  for (int merge = next_merge++; merge < merges; merge = next_merge++)
-    tier_.merge_unit(args, attention_plan_.merges[merge], scratch);
 }
 
 AttentionArgs Executor::attention_args(const Instruction& instruction) const {

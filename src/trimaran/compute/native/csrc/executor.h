@@ -1,17 +1,22 @@
 // Runs a program's steps: owns activations, KV cache and threads.
 //
-// Instructions are grouped into phases, between which the threads meet:
+// Instructions are grouped into phases, and a phase is cut into units:
 //
-//   rows        instructions that work on single rows, one after another for a few rows at
-//               a time while these are in the cache; rows are shared out evenly
-//   linear      units of (rows, blocks of outputs), taken by whoever is free
-//   attention   units of attention.h, then merges where there are any
+//   copies      a layer's K or V of all blocks that are copied
+//   rows        a few rows, through all of the phase's instructions
+//   linear      rows x blocks of outputs
+//   attention   as attention.h cuts it, then its merges
+//
+// Threads take the next unit that nobody has, and go on to the next phase when all units are
+// done. So a thread that comes late, or that the system stops, holds nobody up; and who
+// computes what changes no result.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,24 +53,35 @@ class Executor {
   int threads() const { return pool_.size(); }
 
  private:
-  enum class Kind { kRows, kLinear, kAttention };
+  enum class Kind { kCopies, kRows, kLinear, kAttention, kMerges };
   struct Phase {
     Kind kind;
     Space space;
     int begin, end;  // instructions
+  };
+  // How far a phase is in this step.
+  struct alignas(64) Progress {
+    std::atomic<int> next{0}, done{0};
+  };
+  // How a linear phase is cut.
+  struct LinearGrid {
+    int row_chunks, block_chunks, blocks;  // `blocks` of a chunk
   };
 
   void make_phases();
   void take_buffers();
   void prepare_step(const Step& step);
   void work(int thread);
-  void run_phase(int index, int thread);
-  void copy_blocks(int thread);
-  void run_rows(const Phase& phase, int thread);
+  void fail();
+  int units(const Phase& phase) const;
+  void run_unit(const Phase& phase, int unit, int thread);
+  void copy_blocks(int unit);
+  int rows_of_unit(const Phase& phase) const;
+  void run_rows(const Phase& phase, int unit);
   void run_row(const Instruction& instruction, int row);
-  void run_linear(const Phase& phase, std::atomic<int>& next, int thread);
+  LinearGrid linear_grid(const Phase& phase) const;
+  void run_linear(const Phase& phase, int unit, int thread);
   void run_part(const LinearPart& part, LinearTask task);
-  void run_attention(const Phase& phase, int index, int thread);
   AttentionArgs attention_args(const Instruction& instruction) const;
   float* row_of(int buffer, int row) const {
     return buffers_[buffer] + static_cast<std::size_t>(row) * program_->buffers()[buffer].stride;
@@ -94,7 +110,10 @@ class Executor {
 
   Step step_;
   AttentionPlan attention_plan_;
-  std::unique_ptr<std::atomic<int>[]> next_;  // unit of each phase, and then merge
+  std::unique_ptr<Progress[]> progress_;  // one a phase
+  std::atomic<bool> failed_{false};
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
   bool timing_ = false;
   std::vector<double> seconds_;
 };

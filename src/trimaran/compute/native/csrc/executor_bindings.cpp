@@ -35,6 +35,14 @@ void add_linear(Program& program, int a, const std::vector<Part>& parts) {
   program.linear(a, std::move(linear));
 }
 
+void add_gated_linear(Program& program, int a, const Part& gate, const Part& up) {
+  const auto part = [](const Part& given) {
+    const auto& [weight, bias, out, residual] = given;
+    return LinearPart{weight, bias, out, residual};
+  };
+  program.gated_linear(a, part(gate), part(up));
+}
+
 void add_attention(Program& program, int out, int q, int k, int v, int layer, int heads,
                    int kv_heads, int head_dim, float scale) {
   program.attention(out, q, k, v, {layer, heads, kv_heads, head_dim, scale});
@@ -110,6 +118,7 @@ void bind_executor(nb::module_& module) {
       .def("add", &Program::add, "out"_a, "a"_a, "b"_a)
       .def("gather", &Program::gather, "out"_a, "a"_a)
       .def("linear", &add_linear, "a"_a, "parts"_a)
+      .def("gated_linear", &add_gated_linear, "a"_a, "gate"_a, "up"_a)
       .def("finish", &Program::finish, "logits"_a);
   nb::class_<StepRunner>(module, "Executor")
       .def(nb::init<std::shared_ptr<const Program>, const std::string&, int, int>(), "program"_a,

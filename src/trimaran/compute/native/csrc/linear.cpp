@@ -21,8 +21,9 @@ float scale_at(const LinearView& weight, const std::uint8_t* table, int index) {
 }  // namespace
 
 std::size_t linear_scratch_bytes() {
-  // LinearScratch in linear_amx.h: 49 tiles of weights, 8 of sums, and all rows' sums.
-  return (49 + 8) * 1024 + std::size_t{kTaskRows} * kBlock * sizeof(float);
+  // LinearScratch in linear_amx.h: 49 tiles of weights with scales and mins, 8 of sums, and
+  // all rows' sums.
+  return 49 * (1024 + 3 * 64) + 8 * 1024 + std::size_t{kTaskRows} * kBlock * sizeof(float);
 }
 
 float f16_to_f32(std::uint16_t half) {

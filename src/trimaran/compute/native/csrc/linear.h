@@ -22,7 +22,7 @@
 //   for each group in order:   isum = sum of (c - offset) * q, exact
 //                              acc = fma(scale, float(isum), acc)
 //                              with mins: acc = fma(min, float(sum of q), acc)
-//   y = acc * (max|x| / 2032) [+ bias] [residual +]
+//   y = acc * (max|x| / 2032) [+ bias], and then [residual + y] or [silu(gate) * y]
 //
 // |isum| < 2^24, so the conversion is exact too. Because sums are exact, a kernel may be
 // chosen by the number of rows.
@@ -38,7 +38,7 @@ constexpr int kStep = 32;   // inputs
 constexpr float kActivationMax = 2032.0f;
 // Rows of activations are padded to it, so that a tile may read whole.
 constexpr int kRowPad = 16;
-// Rows of one task at most.
+// Rows of one task at most; tasks start at multiples of it.
 constexpr int kTaskRows = 256;
 
 enum class Codes : std::int32_t { kU4, kU8, kBf16 };
@@ -67,8 +67,13 @@ struct QuantRows {
   std::int8_t* planes = nullptr;
   std::int32_t* sums16 = nullptr;  // [T][K / 16] sums of q
   std::int32_t* sums32 = nullptr;  // [T][K / 32]
-  float* sums32f = nullptr;        // [T][K / 32]
+  float* sums32f = nullptr;        // the same as [T / 16][K / 32][16], see float_sums
   float* scales = nullptr;         // [T] max|x| / 2032; NaN if the row has a NaN or infinity
+
+  // Float sums of one row; from step to step they are kRowPad apart.
+  float* float_sums(int row, int steps) const {
+    return sums32f + static_cast<std::size_t>(row / kRowPad) * steps * kRowPad + row % kRowPad;
+  }
 };
 
 // Outputs block_begin..block_end of rows row_begin..row_end, at most kTaskRows.
@@ -83,6 +88,7 @@ struct LinearTask {
   const float* bias = nullptr;      // [outputs] or null
   const float* residual = nullptr;  // added to; may be `out`
   std::size_t residual_stride = 0;
+  bool gated = false;  // `out` holds gates that become silu(gate) * y
   void* scratch = nullptr;          // linear_scratch_bytes, 64-byte aligned
 };
 

@@ -45,13 +45,25 @@ static inline void load_tiles(const LinearTiles& config) {
 struct LinearScratch {
   std::uint8_t* slab;   // [kSlabSteps + 1][1 KB] B tiles
   std::int32_t* tiles;  // [8][16][16] C tiles on their way
-  float* acc;           // [kTaskRows][16]
+  float* acc;           // [kTaskRows][16], between slabs
+  float* scales;        // [2 * (kSlabSteps + 1)][16] of the slab's groups
+  float* mins;          // [kSlabSteps + 1][16]
 
   explicit LinearScratch(void* memory) {
     slab = static_cast<std::uint8_t*>(memory);
     tiles = reinterpret_cast<std::int32_t*>(slab + (kSlabSteps + 1) * kTileBytes);
     acc = reinterpret_cast<float*>(tiles + 8 * kTile * kBlock);
+    scales = acc + kTaskRows * kBlock;
+    mins = scales + 2 * (kSlabSteps + 1) * kBlock;
   }
+};
+
+// Steps begin..end of one block, unpacked.
+struct Slab {
+  int begin, end;
+  int steps;  // of the whole block
+  bool first() const { return begin == 0; }
+  bool last() const { return end == steps; }
 };
 
 template <class F>
@@ -138,56 +150,107 @@ static inline void multiply_pass(const std::int8_t* a, std::size_t a_stride,
   _tile_stored(1, c + kC, 64);
 }
 
-// Adds a pass's sums to those of R rows; `step` is its first.
+// B tiles, scales and mins of a slab. Scales and mins of a last pass's missing step are 0.
+template <class F>
+static void unpack_slab(const LinearView& weight, const std::uint8_t* block, const Slab& slab,
+                        const LinearScratch& scratch) {
+  for (int step = slab.begin; step < slab.end; ++step) {
+    const int at = step - slab.begin;
+    unpack_step<F>(block + step * F::step_bytes, scratch.slab + at * kTileBytes);
+    for (int g = 0; g < F::groups; ++g)
+      vstore(scratch.scales + (at * F::groups + g) * kBlock,
+             load_scales(weight, block + weight.scales_at, step * F::groups + g));
+    if constexpr (F::mins)
+      vstore(scratch.mins + at * kBlock, load_scales(weight, block + weight.mins_at, step));
+  }
+  vstore(scratch.scales + (slab.end - slab.begin) * F::groups * kBlock, vzero());
+  vstore(scratch.mins + (slab.end - slab.begin) * kBlock, vzero());
+}
+
+// acc += scale * sum [+ min * (sum of q)], one group of R rows. With U8, `tile` has the sums
+// of hi and then those of lo.
 template <class F, int R>
-static inline void add_pass(const LinearTask& task, const std::uint8_t* block, int row, int step,
-                            int steps, const std::int32_t* c, __m512 (&acc)[R]) {
-  const LinearView& weight = *task.weight;
-  constexpr int kC = kTile * kBlock, kSums = F::four_bits ? Pass<F>::steps : F::groups;
-  for (int i = 0; i < kSums; ++i) {
-    if (F::four_bits && step + i >= steps) return;
-    const int group = step * F::groups + i;
-    const __m512 scale = load_scales(weight, block + weight.scales_at, group).v;
-    const std::int32_t* tile = c + (F::four_bits ? i : 2 * i) * kC;
-    for (int r = 0; r < R; ++r) {
-      __m512i sum = _mm512_load_si512(tile + r * kBlock);
-      if constexpr (!F::four_bits)
-        sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 4),
-                               _mm512_load_si512(tile + kC + r * kBlock));
-      acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), acc[r]);
-    }
-    if constexpr (F::mins) {
-      const __m512 min = load_scales(weight, block + weight.mins_at, group).v;
-      const float* sums = task.quant.sums32f + static_cast<std::size_t>(row) * steps + step + i;
-      for (int r = 0; r < R; ++r)
-        acc[r] = _mm512_fmadd_ps(min, _mm512_set1_ps(sums[r * steps]), acc[r]);
-    }
+__attribute__((always_inline)) static inline void add_group(const std::int32_t* tile,
+                                                            const float* scales,
+                                                            const float* mins, const float* sums,
+                                                            __m512 (&acc)[R]) {
+  constexpr int kC = kTile * kBlock;
+  const __m512 scale = _mm512_load_ps(scales);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    __m512i sum = _mm512_load_si512(tile + r * kBlock);
+    if constexpr (!F::four_bits)
+      sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 4), _mm512_load_si512(tile + kC + r * kBlock));
+    acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), acc[r]);
+  }
+  if constexpr (F::mins) {
+    const __m512 min = _mm512_load_ps(mins);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) acc[r] = _mm512_fmadd_ps(min, _mm512_set1_ps(sums[r]), acc[r]);
   }
 }
 
-// Float sums of R rows over the steps of one slab, from and to memory.
+// A whole pass, whose first step is the slab's `at`-th.
 template <class F, int R>
-static void slab_rows(const LinearTask& task, const std::uint8_t* block, int row, int begin,
-                      int end, const LinearScratch& scratch, float* memory) {
-  const int steps = task.weight->steps();
-  const std::size_t stride = static_cast<std::size_t>(steps) * 2 * kStep;
-  const std::int8_t* a = task.quant.planes + row * stride;
+__attribute__((always_inline)) static inline void add_pass(const std::int32_t* tiles, int at,
+                                                           const LinearScratch& scratch,
+                                                           const float* sums, __m512 (&acc)[R]) {
+  constexpr int kC = kTile * kBlock;
+  const float* scales = scratch.scales + at * F::groups * kBlock;
+  const float* mins = scratch.mins + at * kBlock;
+  sums += at * kRowPad;
+  add_group<F, R>(tiles, scales, mins, sums, acc);
+  if constexpr (F::four_bits)
+    add_group<F, R>(tiles + kC, scales + kBlock, mins + kBlock, sums + kRowPad, acc);
+  else if constexpr (F::groups == 2)
+    add_group<F, R>(tiles + 2 * kC, scales + kBlock, mins, sums, acc);
+}
+
+// One slab for `count` <= R rows from `row`: their float sums go on from `memory`, and back,
+// or with the last slab into the outputs.
+template <class F, int R>
+static void slab_rows(const LinearTask& task, int block, int row, int count, const Slab& slab,
+                      const LinearScratch& scratch, float* memory) {
+  const std::size_t stride = static_cast<std::size_t>(slab.steps) * 2 * kStep;
+  const std::int8_t* a = task.quant.planes + row * stride + slab.begin * 2 * kStep;
+  const float* sums = task.quant.float_sums(row, slab.steps) + slab.begin * kRowPad;
   constexpr int kHalf = 4 * kTile * kBlock;  // of the C tiles; passes take turns
+  const int steps = slab.end - slab.begin;
   __m512 acc[R];
-  for (int r = 0; r < R; ++r)
-    acc[r] = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(memory + r * kBlock);
-  int turn = 0;
-  for (int step = begin; step < end; step += Pass<F>::steps) {
-    multiply_pass<F>(a + step * 2 * kStep, stride, scratch.slab + (step - begin) * kTileBytes,
-                     scratch.tiles + turn * kHalf);
-    turn ^= 1;
-    if (step > begin)
-      add_pass<F, R>(task, block, row, step - Pass<F>::steps, steps,
-                     scratch.tiles + turn * kHalf, acc);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
+  if (!slab.first()) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) acc[r] = _mm512_load_ps(memory + r * kBlock);
   }
-  const int last = (end - begin - 1) / Pass<F>::steps * Pass<F>::steps + begin;
-  add_pass<F, R>(task, block, row, last, steps, scratch.tiles + (turn ^ 1) * kHalf, acc);
-  for (int r = 0; r < R; ++r) _mm512_store_ps(memory + r * kBlock, acc[r]);
+  multiply_pass<F>(a, stride, scratch.slab, scratch.tiles);
+  int turn = 0, at = Pass<F>::steps;
+  for (; at < steps; at += Pass<F>::steps) {
+    turn ^= kHalf;
+    multiply_pass<F>(a + at * 2 * kStep, stride, scratch.slab + at * kTileBytes,
+                     scratch.tiles + turn);
+    add_pass<F, R>(scratch.tiles + (turn ^ kHalf), at - Pass<F>::steps, scratch, sums, acc);
+  }
+  add_pass<F, R>(scratch.tiles + turn, at - Pass<F>::steps, scratch, sums, acc);
+  if (!slab.last()) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) _mm512_store_ps(memory + r * kBlock, acc[r]);
+    return;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    if (r < count)
+      finish_row(task, row + r, block,
+                 {_mm512_mul_ps(acc[r], _mm512_set1_ps(task.quant.scales[row + r]))});
+}
+
+// Outputs are written rows apart: fetched for writing while the sums are made.
+static inline void fetch_outputs(const LinearTask& task, int block, int row, int count) {
+  for (int r = row; r < row + count; ++r) {
+    __builtin_prefetch(task.out + r * task.out_stride + block * kBlock, 1);
+    if (task.residual != nullptr)
+      __builtin_prefetch(task.residual + r * task.residual_stride + block * kBlock, 0);
+  }
 }
 
 template <class F>
@@ -195,26 +258,23 @@ static void linear_int_tiles(const LinearTask& task) {
   const LinearView& weight = *task.weight;
   const LinearScratch scratch(task.scratch);
   const int rows = task.row_end - task.row_begin, steps = weight.steps();
-  const int height = rows < kTile ? rows : kTile;
-  load_tiles(LinearTiles(height, Pass<F>::depth));
+  load_tiles(LinearTiles(rows < kTile ? rows : kTile, Pass<F>::depth));
   for (int block = task.block_begin; block < task.block_end; ++block) {
-    const std::uint8_t* codes = weight.data + block * weight.block_bytes;
+    const std::uint8_t* data = weight.data + block * weight.block_bytes;
     for (int begin = 0; begin < steps; begin += kSlabSteps) {
       const int end = begin + kSlabSteps < steps ? begin + kSlabSteps : steps;
-      for (int step = begin; step < end; ++step)
-        unpack_step<F>(codes + step * F::step_bytes, scratch.slab + (step - begin) * kTileBytes);
+      const Slab slab{begin, end, steps};
+      unpack_slab<F>(weight, data, slab, scratch);
       for (int first = 0; first < rows; first += kTile) {
         const int row = task.row_begin + first;
+        const int count = rows - first < kTile ? rows - first : kTile;
         float* acc = scratch.acc + first * kBlock;
-        if (rows - first <= kTile / 2)
-          slab_rows<F, kTile / 2>(task, codes, row, begin, end, scratch, acc);
+        if (slab.last()) fetch_outputs(task, block, row, count);
+        if (count <= kTile / 2)
+          slab_rows<F, kTile / 2>(task, block, row, count, slab, scratch, acc);
         else
-          slab_rows<F, kTile>(task, codes, row, begin, end, scratch, acc);
+          slab_rows<F, kTile>(task, block, row, count, slab, scratch, acc);
       }
-    }
-    for (int r = 0; r < rows; ++r) {
-      const V16 scale = vset1(task.quant.scales[task.row_begin + r]);
-      finish_row(task, task.row_begin + r, block, vmul(vload(scratch.acc + r * kBlock), scale));
     }
   }
 }

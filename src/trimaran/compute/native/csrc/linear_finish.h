@@ -2,12 +2,13 @@
 // each tier inside its own compilation unit.
 #pragma once
 
+#include "elementwise.h"
 #include "linear.h"
 #include "simd.h"
 
 namespace trimaran::TRIMARAN_TIER {
 
-// out[row][block] = [residual +] (acc * scale [+ bias])
+// out[row][block] = y [+ bias], and then [residual +] or [silu(out) *]
 static inline void finish_row(const LinearTask& task, int row, int block, V16 y) {
   const int column = block * kBlock;
   const int rest = task.weight->outputs - column;
@@ -18,6 +19,7 @@ static inline void finish_row(const LinearTask& task, int row, int block, V16 y)
     y = vadd(vload_first(residual, count), y);
   }
   float* out = task.out + row * task.out_stride + column;
+  if (task.gated) y = silu_mul_lanes(vload_first(out, count), y);
   if (count == kBlock)
     vstore(out, y);
   else

@@ -158,7 +158,7 @@ static void int_rows(const LinearTask& task, int block, int row) {
   for (int r = 0; r < R; ++r) {
     const std::size_t first = static_cast<std::size_t>(row + r) * steps;
     rows[r] = {task.quant.planes + first * 2 * kStep, sums + first * F::groups};
-    float_sums[r] = task.quant.sums32f + first;
+    float_sums[r] = task.quant.float_sums(row + r, steps);
     acc[r] = vzero();
   }
   for (int step = 0; step < steps; ++step, codes += F::step_bytes) {
@@ -170,7 +170,7 @@ static void int_rows(const LinearTask& task, int block, int row) {
     }
     if constexpr (F::mins) {
       const V16 min = load_scales(weight, mins, step);
-      for (int r = 0; r < R; ++r) acc[r] = vfma(min, vset1(float_sums[r][step]), acc[r]);
+      for (int r = 0; r < R; ++r) acc[r] = vfma(min, vset1(float_sums[r][step * kRowPad]), acc[r]);
     }
     for (int r = 0; r < R; ++r) {
       rows[r].planes += 2 * kStep;

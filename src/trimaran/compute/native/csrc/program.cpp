@@ -153,6 +153,13 @@ void Program::linear(int a, std::vector<LinearPart> parts) {
   push(std::move(multiply));
 }
 
+void Program::gated_linear(int a, LinearPart gate, LinearPart up) {
+  if (gate.out != up.out || gate.residual >= 0 || up.residual >= 0)
+    refuse("gated layers write to one buffer and have no residual");
+  linear(a, {std::move(gate), std::move(up)});
+  instructions_.back().gated = true;
+}
+
 void Program::finish(int logits) {
   if (checked(logits, "the logits").space != Space::kLogits)
     refuse("the logits must have a row each that is wanted");

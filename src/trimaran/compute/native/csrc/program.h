@@ -26,7 +26,7 @@ enum class Op {
   kGather,    // out = rows of a whose logits are wanted
   kPrepare,   // rounds a for the linear layers that follow
   // With units of work of their own:
-  kLinear,     // all parts read what was prepared last
+  kLinear,     // all parts read what was prepared last; gated: silu(parts[0]) * parts[1]
   kAttention,  // out = attention of a over the layer's cache
 };
 
@@ -57,6 +57,7 @@ struct Instruction {
   AttentionShape attention;
   std::shared_ptr<const PackedLinear> weight;  // kEmbed
   std::vector<LinearPart> parts;
+  bool gated = false;
 };
 
 struct Buffer {
@@ -79,6 +80,8 @@ class Program {
   void gather(int out, int a);
   // The parts share their input.
   void linear(int a, std::vector<LinearPart> parts);
+  // out = silu(gate) * up of two layers of the same size, both writing to `out`.
+  void gated_linear(int a, LinearPart gate, LinearPart up);
   // `logits` are what a step returns; nothing can be added after it.
   void finish(int logits);
 
