@@ -7,7 +7,7 @@ import stat
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trimaran.cli.parser import FAILED
@@ -46,11 +46,16 @@ def answer_lines(
     """Writes a record for every line that isn't blank; returns the exit code."""
     tally = Tally()
     with ProgressBar("requests", _count_lines(lines)) as bar:
-        for record in _answers(llm, _numbered(lines), defaults, tally):
-            startup.end("first answer")
-            print(to_json(record), file=target, flush=True)
+
+        def show() -> None:
             if not quiet:
                 bar.update(tally.lines, note=f"{tally.output_rate():.0f} tokens/s")
+
+        show()
+        for record in _answers(llm, _numbered(lines), defaults, tally, show):
+            startup.end("first answer")
+            print(to_json(record), file=target, flush=True)
+            show()
     if not quiet:
         say(tally.summary())
     if tally.failed:
@@ -96,16 +101,21 @@ def _answers(
     lines: Iterator[tuple[int, str]],
     defaults: Mapping[str, Any],
     tally: Tally,
+    show: Callable[[], None],
 ) -> Iterator[dict[str, Any]]:
-    """Records in the order of the lines; reads only so far ahead as the engine has use for."""
+    """Records in the order of the lines; reads only so far ahead as the engine has use for.
+
+    Args:
+        show: called at every step while an answer is waited for.
+    """
     limit = AHEAD * llm.config.max_num_seqs
     entries: deque[Entry] = deque()
     for number, text in lines:
         entries.append(_start(llm, text, number, defaults))
         if len(entries) >= limit:
-            yield _finish(entries.popleft(), tally)
+            yield _finish(entries.popleft(), tally, show)
     while entries:
-        yield _finish(entries.popleft(), tally)
+        yield _finish(entries.popleft(), tally, show)
 
 
 def _start(llm: LLM, text: str, number: int, defaults: Mapping[str, Any]) -> Entry:
@@ -123,12 +133,14 @@ def _start(llm: LLM, text: str, number: int, defaults: Mapping[str, Any]) -> Ent
         return error_record(identity, number, type(error).__name__, str(error))
 
 
-def _finish(entry: Entry, tally: Tally) -> dict[str, Any]:
+def _finish(entry: Entry, tally: Tally, show: Callable[[], None]) -> dict[str, Any]:
     if isinstance(entry, dict):
         tally.add(None)
         return entry
     ask = entry.ask
     try:
+        for _ in entry.texts():
+            show()
         output = entry.finish()
     except TrimaranError as error:
         tally.add(None)
