@@ -391,14 +391,13 @@ static void attend_head_amx(const AttentionArgs& args, const AttentionUnit& unit
   for (int chunk = unit.chunk_begin; chunk < unit.chunk_end; ++chunk) {
     const int base = chunk * kChunk;
     const int wanted = last + 1 - base < kChunk ? last + 1 - base : kChunk;
-    const Prefetch prefetch(unit, pages, kv_head, chunk, rows);
-    prefetch.values();
     TileView view;
     view_keys(pages, base, wanted, dim, scratch, view);
+    view_values(pages, base, wanted, dim, scratch, view);
     const bool merge = unit.partial < 0 && chunk > 0;
     float* all = unit.partial < 0 ? scratch.state : partials(args, unit, chunk);
-    const int begin = base > first ? (base - first) * group : 0;
-    for (int row = begin, count; row < rows; row += count) {
+    // Rows before the chunk have no part in it.
+    for (int row = base > first ? (base - first) * group : 0, count; row < rows; row += count) {
       count = tile_rows(rows - row);
       const int height = count < kTileRows ? count : kTileRows;
       if (height != configured) load_tile_config(TileConfig(configured = height));
@@ -407,10 +406,6 @@ static void attend_head_amx(const AttentionArgs& args, const AttentionUnit& unit
       const int steps = (valid[count - 1] + kTileDepth - 1) / kTileDepth;
       score_tiles(scratch.queries + row * 2 * scratch.depth, count, scratch.depth, view, steps,
                   scratch.scores);
-      if (row == begin) {  // V has had the time of the scores to arrive
-        view_values(pages, base, wanted, dim, scratch, view);
-        prefetch.next_keys();
-      }
       float* target = merge ? scratch.partial : all + row * stride;
       for (int r = 0; r < count; ++r)
         softmax_planes(scratch.scores + r * kScoreStride, steps * kTileDepth, valid[r],
