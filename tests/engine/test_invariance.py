@@ -94,10 +94,16 @@ def test_block_sizes_and_a_prefix_hit(
             same(hit, alone[1])
 
 
-def test_preempted_and_resumed(smollm2_path: Path, weights: str, alone: Alone) -> None:
-    # Room for about two of the eight sequences: the others are preempted again and again.
-    with engine(smollm2_path, weights=weights, kv_cache_bytes=14 * 16 * KV_BYTES) as llm:
-        outputs = llm.generate([TEXT] * 8, [SAMPLED] * 8)
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_preempted_and_resumed(
+    smollm2_path: Path, weights: str, alone: Alone, prefix_cache: bool
+) -> None:
+    # Room for about two of the eight sequences: the others are preempted again and again, and
+    # find what they had computed in the prefix cache, or nothing.
+    prompts = [f"{i}. {TEXT}" for i in range(7)]
+    prompts.insert(5, TEXT)
+    options = {"kv_cache_bytes": 16 * 16 * KV_BYTES, "prefix_cache": prefix_cache}
+    with engine(smollm2_path, weights=weights, **options) as llm:
+        outputs = llm.generate(prompts, SAMPLED)
         assert sum(o.metrics.preemptions for o in outputs if o.metrics) > 0
-        for output in outputs:
-            same(output, alone[1])
+        same(outputs[5], alone[1])
