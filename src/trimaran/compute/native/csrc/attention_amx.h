@@ -51,6 +51,10 @@ static inline void load_tile_config(const TileConfig& config) {
   asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
 }
 
+// The intrinsics of tile loads don't say that they read memory (gcc 12): what was written for
+// them must not be kept back.
+static inline void finish_writes() { asm volatile("" : : : "memory"); }
+
 // x = high + low, 16 floats.
 static inline void split_planes(__m512 x, std::uint16_t* high, std::uint16_t* low) {
   const __m256i upper = (__m256i)_mm512_cvtneps_pbh(x);
@@ -352,6 +356,7 @@ static inline void softmax_planes(float* scores, int padded, int valid, float* s
 // `count` where that is less.
 static void score_tiles(const std::uint16_t* queries, int count, int depth,
                         const TileView& view, int steps, float* scores) {
+  finish_writes();
   if (count > kTileRows)
     for (int i = 0; i < 2 * steps; i += 2) score_double(queries, depth, view, i, scores);
   else
@@ -362,6 +367,7 @@ static void score_tiles(const std::uint16_t* queries, int count, int depth,
 static void weigh_tiles(const std::uint16_t* weights, int count, int dim, const TileView& view,
                         int steps, float* acc) {
   const int stride = partial_stride(dim);
+  finish_writes();
   int column = 0;
   if (count > kTileRows)
     for (; column + 2 * kLanes <= dim; column += 2 * kLanes)
