@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import gguf
 import numpy as np
 import numpy.typing as npt
+from support.tiny import tiny_model
+
+from trimaran.models.model import Model
+from trimaran.models.weight import Weight
 
 Array = npt.NDArray[np.float32]
 
@@ -51,3 +57,34 @@ def rounded_activations(x: Array) -> npt.NDArray[np.float64]:
     inverse = np.float32(2032) / np.where(tiny, 1, largest).astype(np.float32)
     q = np.where(tiny, 0, np.rint((x * inverse).astype(np.float32)))
     return q.astype(np.float64) * (largest / np.float32(2032)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class QuantizedStorage:
+    """A matrix in a block type, in memory."""
+
+    type_name: str
+    rows: npt.NDArray[np.uint8]
+
+    def raw(self) -> npt.NDArray[np.uint8]:
+        return self.rows
+
+    def dequantize(self) -> Array:
+        return dequantized(self.type_name, self.rows)
+
+
+def quantized_model(type_name: str, seed: int = 0, **changes: object) -> Model:
+    """The tiny model with its matrices rounded to `type_name`, one that gguf can write."""
+    dimensions = {"hidden_size": 64, "intermediate_size": 96} | changes
+    model = tiny_model(seed, **dimensions)
+    weights = {
+        name: weight if len(weight.shape) == 1 else _quantized(weight, type_name)
+        for name, weight in model.weights.items()
+    }
+    return type(model)(model.config, weights)  # type: ignore[call-arg]
+
+
+def _quantized(weight: Weight, type_name: str) -> Weight:
+    kind = gguf.GGMLQuantizationType[type_name]
+    rows = gguf.quantize(np.ascontiguousarray(weight.values()), kind)
+    return Weight(weight.name, weight.shape, QuantizedStorage(type_name, rows))

@@ -46,6 +46,23 @@ def rms_norm(isa: str, x: _Float32, weight: _Float32, eps: float, out: _Float32)
 def rope(isa: str, heads: _Float32, cosines: _Float32, sines: _Float32) -> None: ...
 def silu_mul(isa: str, gate: _Float32, up: _Float32, out: _Float32) -> None: ...
 def add(isa: str, a: _Float32, b: _Float32, out: _Float32) -> None: ...
+def attend(
+    isa: str,
+    threads: int,
+    q: _Float32,
+    k: _Float32,
+    v: _Float32,
+    k_cache: npt.NDArray[np.uint16],
+    v_cache: npt.NDArray[np.uint16],
+    positions: _Int32,
+    slots: _Int32,
+    row_starts: _Int32,
+    contexts: _Int32,
+    block_tables: _Int32,
+    scale: float,
+    out: _Float32,
+) -> None: ...
+def copy_block(cache: npt.NDArray[np.uint16], source: int, target: int) -> None: ...
 def meet(threads: int, rounds: int, fail: int = -1) -> bool: ...
 
 class Program:

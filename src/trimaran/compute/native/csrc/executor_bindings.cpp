@@ -128,8 +128,9 @@ void bind_executor(nb::module_& module) {
              self.executor().allocate_cache(blocks, block_size);
            },
            "blocks"_a, "block_size"_a)
-      .def("run", &StepRunner::run, "tokens"_a, "positions"_a, "slots"_a, "row_starts"_a,
-           "contexts"_a, "block_tables"_a, "logit_rows"_a, "copies"_a)
+      .def("run", &StepRunner::run, "tokens"_a.noconvert(), "positions"_a.noconvert(),
+           "slots"_a.noconvert(), "row_starts"_a.noconvert(), "contexts"_a.noconvert(),
+           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "copies"_a.noconvert())
       .def("time_phases",
            [](StepRunner& self, bool on) { self.executor().time_phases(on); }, "on"_a)
       .def("phase_seconds",

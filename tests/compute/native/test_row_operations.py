@@ -1,0 +1,112 @@
+"""Operations on single rows, and the threads that run them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimaran.compute.native import _native
+
+ISAS = _native.available_isas()
+Array = np.ndarray
+
+rows = st.tuples(st.integers(1, 100), st.sampled_from([1e-3, 1.0, 40.0]), st.integers(0, 2**32 - 1))
+
+
+def normal(row: tuple[int, float, int], salt: int = 0) -> Array:
+    width, scale, seed = row
+    return (np.random.default_rng([seed, salt]).normal(size=width) * scale).astype(np.float32)
+
+
+def equal_where_fused(results: dict[str, Array]) -> bool:
+    first, *others = [y for isa, y in results.items() if isa != "portable"] or [None]
+    return all(np.array_equal(first, y) for y in others)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows)
+def test_rms_norm(row: tuple[int, float, int]) -> None:
+    x, weight = normal(row), normal(row, 1)
+    wide = x.astype(np.float64)
+    expected = wide / np.sqrt(np.mean(wide**2) + 1e-5) * weight
+    results = {}
+    for isa in ISAS:
+        out = np.empty_like(x)
+        _native.rms_norm(isa, x, weight, 1e-5, out)
+        np.testing.assert_allclose(out, expected, rtol=2e-6, atol=1e-30)
+        results[isa] = out
+    assert equal_where_fused(results)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows)
+def test_silu_mul(row: tuple[int, float, int]) -> None:
+    gate, up = normal(row), normal(row, 1)
+    gate[0] = -200.0  # the exponential would overflow
+    wide = gate.astype(np.float64)
+    expected = wide / (1 + np.exp(-wide)) * up
+    results = {}
+    for isa in ISAS:
+        out = np.empty_like(gate)
+        _native.silu_mul(isa, gate, up, out)
+        np.testing.assert_allclose(out, expected, rtol=2e-6 * 40, atol=1e-30)
+        results[isa] = out
+    assert equal_where_fused(results)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows)
+def test_add(row: tuple[int, float, int]) -> None:
+    a, b = normal(row), normal(row, 1)
+    for isa in ISAS:
+        out = np.empty_like(a)
+        _native.add(isa, a, b, out)
+        np.testing.assert_array_equal(out, a + b)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 8), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_rope(half: int, rest: int, heads: int, seed: int) -> None:
+    """The first 2 * half elements of each head turn, the others stay."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(heads, 2 * half + rest)).astype(np.float32)
+    angles = rng.normal(size=half) * 100
+    cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    first, second = x[:, :half], x[:, half : 2 * half]
+    expected = x.copy()
+    expected[:, :half] = first * cosines - second * sines
+    expected[:, half : 2 * half] = second * cosines + first * sines
+    for isa in ISAS:
+        turned = x.copy()
+        _native.rope(isa, turned, cosines, sines)
+        np.testing.assert_array_equal(turned, expected)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_not_a_number_stays_in_its_element(isa: str) -> None:
+    gate = np.linspace(-3, 3, 37, dtype=np.float32)
+    gate[5] = np.nan
+    out = np.empty_like(gate)
+    _native.silu_mul(isa, gate, np.ones_like(gate), out)
+    assert np.flatnonzero(np.isnan(out)).tolist() == [5]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_threads_meet(threads: int) -> None:
+    assert _native.meet(threads, 200)
+
+
+@pytest.mark.parametrize("fail", [0, 2])
+def test_an_error_on_any_thread_is_raised(fail: int) -> None:
+    with pytest.raises(RuntimeError, match=f"thread {fail}"):
+        _native.meet(3, 5, fail)
+
+
+def test_instruction_sets() -> None:
+    assert ISAS[0] == "portable"
+    for isa in ISAS:
+        _native.check_isa(isa)
+    with pytest.raises(ValueError, match="give amx, avx512, avx2 or portable"):
+        _native.check_isa("mmx")
