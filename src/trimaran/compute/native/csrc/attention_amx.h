@@ -6,7 +6,7 @@
 // of V) to each sum in an order that does not depend on the number of rows.
 //
 //   tiles   0-3  sums     [rows][16] float32
-//           4 5  high and low plane of the left operand   [rows][32] bf16
+//           4 5  queries or weights [rows][32] bf16: both planes, or a plane of two row blocks
 //           6 7  K: 32 elements x 16 positions, or V: 32 positions x 16 elements
 #pragma once
 

@@ -5,7 +5,8 @@
 namespace trimaran {
 namespace {
 
-constexpr int kMaxUnitRows = 128;  // query rows (tokens x heads of a group), unless one token has more
+// Query rows of a unit (tokens x heads of a group), unless one token has more.
+constexpr int kMaxUnitRows = 128;
 
 int tokens_per_unit(int group) {
   // Fullest tiles of 16 rows; more tokens, where equal, read K and V less often.

@@ -382,7 +382,8 @@ void score_tokens(const SamplerKernels& kernels, const ScoreBatch& batch, int be
   for (int i = begin; i < end; ++i) {
     const float* logits = batch.logits + static_cast<std::int64_t>(batch.rows[i]) * batch.vocab;
     const Row row = scan(kernels, logits, batch.vocab, batch.rows[i], scratch);
-    const double log_mass = std::log(row_mass(kernels, row, kEveryToken, weight_scale(row.peak, 1.0), scratch));
+    const WeightScale scale = weight_scale(row.peak, 1.0);
+    const double log_mass = std::log(row_mass(kernels, row, kEveryToken, scale, scratch));
     const auto logprob = [&](float logit) {
       return static_cast<float>(static_cast<double>(logit) - row.peak - log_mass);
     };
