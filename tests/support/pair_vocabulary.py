@@ -1,4 +1,4 @@
-"""A vocabulary whose ids show where a pre-tokenizer cuts: every pair of bytes is a token.
+"""A vocabulary whose ids show where a pre-tokenizer cuts: pairs of bytes are tokens.
 
 Within a word bytes merge two by two, across the border of two words they don't; so two
 tokenizers that give equal ids on many texts cut them alike.
@@ -6,6 +6,7 @@ tokenizers that give equal ids on many texts cut them alike.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,24 @@ def byte_characters() -> list[str]:
     return [chr(b) if b in printable else chr(0x100 + hidden.index(b)) for b in range(256)]
 
 
-def pair_keys(pre: str, **changed: Any) -> dict[str, Any]:
-    """Metadata of a tiny model with such a vocabulary; `changed` are keys of the tokenizer."""
+def pair_keys(pre: str, paired: Iterable[int] = range(256), **changed: Any) -> dict[str, Any]:
+    """Metadata of a tiny model with such a vocabulary.
+
+    Args:
+        paired: the bytes of which all pairs are tokens.
+        changed: keys of the tokenizer; `missing` names tokens that the vocabulary lacks,
+            though merges make them.
+    """
     characters = byte_characters()
-    pairs = [(a, b) for a in characters for b in characters]
-    tokens = [*characters, *(a + b for a, b in pairs), *SPECIAL]
-    kinds = [1] * (len(tokens) - len(SPECIAL)) + list(SPECIAL.values())
+    chosen = [characters[byte] for byte in sorted(set(paired))]
+    pairs = [(a, b) for a in chosen for b in chosen]
+    missing = set(changed.pop("missing", ()))
+    plain = [text for text in (*characters, *(a + b for a, b in pairs)) if text not in missing]
+    tokens = [*plain, *SPECIAL]
     own = {
         "pre": pre,
         "tokens": tokens,
-        "token_type": kinds,
+        "token_type": [1] * len(plain) + list(SPECIAL.values()),
         "merges": [f"{a} {b}" for a, b in pairs],
         "bos_token_id": tokens.index("<|begin|>"),
         "eos_token_id": tokens.index("<|end|>"),

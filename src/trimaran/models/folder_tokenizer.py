@@ -121,7 +121,6 @@ class _Encoder:
         self._lock = threading.Lock()
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        text.encode()  # raises on half of a surrogate pair, which `tokenizers` panics at
         tokenizer = self._tokenizer if parse_special else self._literal()
         return tokenizer.encode(text, add_special_tokens=False).ids
 

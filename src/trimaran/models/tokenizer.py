@@ -63,12 +63,13 @@ class Tokenizer:
             RequestError: the text has half of a surrogate pair, which no encoding can hold.
         """
         try:
-            ids = self._vocabulary.encoder.encode(text, parse_special)
+            text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(
                 f"the text has half of a surrogate pair (U+{ord(text[error.start]):04X} at"
                 f" character {error.start}); it can't be encoded"
             ) from None
+        ids = self._vocabulary.encoder.encode(text, parse_special)
         if add_special_tokens:
             return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix]
         return ids
