@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -158,3 +159,37 @@ def test_loading_smollm2_holds_no_weights_in_memory(smollm2_path: Path) -> None:
     tracemalloc.stop()
     assert len(checkpoint.model.weights) == 272
     assert peak < 16 << 20, (held, peak)
+
+
+def test_smollm2_has_a_tokenizer_and_a_template(smollm2_path: Path) -> None:
+    checkpoint = load_checkpoint(smollm2_path)
+    tokenizer, template = checkpoint.tokenizer(), checkpoint.chat_template()
+    assert tokenizer.decode(tokenizer.encode("Zwölf 🚢")) == "Zwölf 🚢"
+    assert tokenizer.eos_token_id in checkpoint.config.eos_token_ids
+    assert template is not None
+    text = template.render([{"role": "user", "content": "Hi"}])
+    assert "<|im_start|>user\nHi<|im_end|>" in text
+
+
+def test_errors_about_a_tokenizer_name_the_file(tmp_path: Path) -> None:
+    for keys in ({"tokenizer.ggml.model": None}, {"tokenizer.ggml.pre": "unheard-of"}):
+        path = tiny_gguf(tmp_path / "f.gguf", keys=keys)
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(path).tokenizer()
+        assert str(caught.value).count(str(path)) == 1
+        assert next(iter(keys)) in str(caught.value)
+
+
+def test_a_folder_has_a_tokenizer_and_a_template_of_its_own(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path / "m")
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    tokenizer_json = {"model": model, "pre_tokenizer": byte_level, "decoder": byte_level}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json))
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint.tokenizer().encode("abb") == [2, 1]
+    assert checkpoint.chat_template() is None
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    template = checkpoint.chat_template()
+    assert template is not None
+    assert template.render([{"role": "user", "content": "Hi"}]) == "Hi!"
