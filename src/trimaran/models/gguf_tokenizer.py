@@ -4,8 +4,10 @@
 
 The `tokenizers` package splits into words and merges; this module looks for the special
 tokens itself, because llama.cpp looks for the longest ones first in the whole text, and
-because what is special depends on the call. The two differ in one thing: what came with
-Unicode 16 is known to `tokenizers` (as letters, digits, …) and not to llama.cpp.
+because what is special depends on the call. They differ in two things. What came with
+Unicode 16 is known to `tokenizers` (as letters, digits, …) and not to llama.cpp. And
+llama.cpp takes some plain tokens for special ones by their text ("</s>"); here the file's
+word counts.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, section Tokenizer.
 """
@@ -283,7 +285,8 @@ class _Merger:
 
     What llama.cpp can do and `tokenizers` can't is done with ids beyond the vocabulary's,
     which are replaced afterwards: a byte that the vocabulary lacks is left out, yet parts
-    its neighbours; a merge whose result isn't a token yields the tokens of its bytes.
+    its neighbours; a merge whose result isn't a token yields the tokens of its bytes (of
+    which llama.cpp loses those that don't print).
     """
 
     def __init__(self, pre: PreTokenizer, tokens: Sequence[str], merges: Sequence[str]) -> None:
