@@ -41,10 +41,12 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@status=0; \
+	for check in "ruff check ." "ruff format --check ." mypy "lint-imports --no-logo"; do \
+	    echo "$(BIN)/$$check"; \
+	    $(BIN)/$$check || status=1; \
+	done; \
+	exit $$status
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python bench/startup.py
