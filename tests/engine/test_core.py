@@ -109,8 +109,8 @@ def test_tokens_and_logprobs_never_depend_on_company_chunks_blocks_or_preemption
 def test_a_second_run_hits_the_prefix_cache_and_changes_nothing() -> None:
     core = make_core()
     prompt = list(range(40))
-    first, = run(core, Request("a", prompt, greedy(logprobs=1)))
-    second, = run(core, Request("b", prompt, greedy(logprobs=1)))
+    (first,) = run(core, Request("a", prompt, greedy(logprobs=1)))
+    (second,) = run(core, Request("b", prompt, greedy(logprobs=1)))
     assert first.cached_tokens == 0
     assert second.cached_tokens == 32  # whole blocks of 8, one token left to compute
     assert second.outputs[0].logprobs == first.outputs[0].logprobs
@@ -120,14 +120,14 @@ def test_salts_do_not_share_prefixes() -> None:
     core = make_core()
     prompt = list(range(40))
     run(core, Request("a", prompt, greedy(), cache_salt="tenant-1"))
-    other, = run(core, Request("b", prompt, greedy(), cache_salt="tenant-2"))
+    (other,) = run(core, Request("b", prompt, greedy(), cache_salt="tenant-2"))
     assert other.cached_tokens == 0
 
 
 def test_n_sequences_share_the_prompt_and_differ_by_seed() -> None:
     params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=10, logprobs=0)
     core = make_core()
-    together, = run(core, Request("n", PROMPT * 3, params))
+    (together,) = run(core, Request("n", PROMPT * 3, params))
     again = one(PROMPT * 3, params, max_num_batched_tokens=7)
     texts = [tuple(o.token_ids) for o in together.outputs]
     assert len(set(texts)) == 4
@@ -141,7 +141,7 @@ def test_n_under_memory_pressure_gives_the_same() -> None:
     params = SamplingParams(n=5, temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
     roomy = one(PROMPT, params)
     tight_core = make_core(blocks=14, block_size=4, max_model_len=50)
-    tight, = run(tight_core, Request("n", PROMPT, params))
+    (tight,) = run(tight_core, Request("n", PROMPT, params))
     assert tight.metrics is not None
     assert tight.metrics.preemptions > 0
     assert [o.token_ids for o in tight.outputs] == [o.token_ids for o in roomy.outputs]
@@ -287,5 +287,5 @@ def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on() -> None:
     deltas = core.step()
     assert [d.finish_reason for d in deltas] == [FinishReason.ERROR]
     assert "poisoned" in (deltas[0].error or "")
-    good, = run(core, Request("good", PROMPT, greedy()))
+    (good,) = run(core, Request("good", PROMPT, greedy()))
     assert good.outputs[0].token_ids == naive_greedy(PROMPT, 12)

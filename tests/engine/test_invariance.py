@@ -75,9 +75,7 @@ def test_among_31_others(smollm2_path: Path, weights: str, alone: Alone, threads
 
 
 @pytest.mark.parametrize("budget", [1, 7, 33])
-def test_chunked_at_odd_sizes(
-    smollm2_path: Path, weights: str, alone: Alone, budget: int
-) -> None:
+def test_chunked_at_odd_sizes(smollm2_path: Path, weights: str, alone: Alone, budget: int) -> None:
     with engine(smollm2_path, weights=weights, max_num_batched_tokens=budget) as llm:
         same(llm.generate(TEXT, PARAMS)[0], alone[0])
 

@@ -38,6 +38,4 @@ def test_256_prompts_in_memory_for_a_quarter_of_them(smollm2_path: Path) -> None
         smollm2_path, backend="native", kv_cache_bytes=512 * KV_BYTES, max_num_seqs=1
     ) as alone:
         expected = alone.generate(prompts, params)
-    assert [o.outputs[0].token_ids for o in together] == [
-        o.outputs[0].token_ids for o in expected
-    ]
+    assert [o.outputs[0].token_ids for o in together] == [o.outputs[0].token_ids for o in expected]

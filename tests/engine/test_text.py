@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -6,7 +8,7 @@ from trimaran.engine.text import TextStream
 
 def pieces(text: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
 def stream(tokens: list[bytes], **options: object) -> TextStream:

@@ -235,9 +235,7 @@ class EngineCore:
             begin = scheduled.logits.start + done - first
             rows = np.arange(begin, begin + last - done + 1, dtype=np.int32)
             targets = np.array(sequence.tokens[done : last + 1], np.int32)
-            found += score_prompt(
-                self.backend.sampler, logits, rows, targets, top, self.tokenizer
-            )
+            found += score_prompt(self.backend.sampler, logits, rows, targets, top, self.tokenizer)
 
     # ------------------------------------------------------------------ endings
 

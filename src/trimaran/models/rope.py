@@ -53,9 +53,7 @@ class RopeSpec:
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def _llama3(
-    freqs: npt.NDArray[np.float64], scaling: Llama3Scaling
-) -> npt.NDArray[np.float64]:
+def _llama3(freqs: npt.NDArray[np.float64], scaling: Llama3Scaling) -> npt.NDArray[np.float64]:
     """Long wavelengths are divided by `factor`, short ones kept, those between blended."""
     wavelengths = 2 * math.pi / freqs
     low, high = scaling.low_freq_factor, scaling.high_freq_factor

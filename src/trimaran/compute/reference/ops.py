@@ -38,9 +38,7 @@ class PagedKV:
         self.keys[layer, blocks, offsets] = keys
         self.values[layer, blocks, offsets] = values
 
-    def read(
-        self, layer: int, table: npt.NDArray[np.int32], length: int
-    ) -> tuple[Array, Array]:
+    def read(self, layer: int, table: npt.NDArray[np.int32], length: int) -> tuple[Array, Array]:
         """The first `length` positions through a block table: each [kv_heads, length, head_dim]."""
         blocks = table[: -(-length // self.block_size)]
         flat = (-1, *self.keys.shape[-2:])
