@@ -18,8 +18,9 @@ class SamplingBatch:
     """How N tokens are chosen from R rows of logits.
 
     Processors run in this order on a copy of the row: adjustments, temperature, top-k,
-    top-p (over what top-k left, renormalised), min-p (relative to the most likely). Tokens are ranked by
-    (logit descending, id ascending); what a filter keeps is a prefix of that ranking.
+    top-p (over what top-k left, renormalised), min-p (relative to the most likely). Tokens
+    are ranked by (logit descending, id ascending); what a filter keeps is a prefix of that
+    ranking.
     The token is the first, in order of id among the kept ones, at which the cumulated
     probability exceeds `uniforms`.
 
