@@ -4,10 +4,11 @@
 
 The `tokenizers` package splits into words and merges; this module looks for the special
 tokens itself, because llama.cpp looks for the longest ones first in the whole text, and
-because what is special depends on the call. They differ in two things. What came with
-Unicode 16 is known to `tokenizers` (as letters, digits, …) and not to llama.cpp. And
-llama.cpp takes some plain tokens for special ones by their text ("</s>"); here the file's
-word counts.
+because what is special depends on the call.
+
+Ids differ from llama.cpp's in two cases. Characters that came with Unicode 16 are letters,
+digits and so on to `tokenizers` and unknown to llama.cpp. And llama.cpp takes some plain
+tokens for special ones by their text, such as "</s>"; here the file's word counts.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, section Tokenizer.
 """
