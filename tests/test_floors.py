@@ -47,7 +47,7 @@ def write_house(folder: Path, imports: Iterable[tuple[str, str]] = ()) -> Path:
         module.write_text(f"import house.{imported}\n")
     (folder / "house" / "__main__.py").touch()
     config = folder / "pyproject.toml"
-    config.write_text((ROOT / "pyproject.toml").read_text().replace('"trimaran"', '"house"'))
+    config.write_text((ROOT / "pyproject.toml").read_text().replace('"trimaran', '"house'))
     return config
 
 
@@ -55,6 +55,7 @@ def test_every_package_imports_only_from_below() -> None:
     done = lint(ROOT / "pyproject.toml", ROOT / "src")
     assert done.returncode == 0, done.stdout
     assert "floors KEPT" in done.stdout
+    assert "one clock KEPT" in done.stdout
 
 
 def test_the_contract_finds_each_breach(tmp_path: Path) -> None:
@@ -68,6 +69,14 @@ def test_the_contract_allows_what_is_below(tmp_path: Path) -> None:
     allowed = [("cli", "engine"), ("engine", "schedule"), ("schedule", "cache")]
     done = lint(write_house(tmp_path, [*allowed, ("compute", "models")]), tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_contract_finds_another_clock(tmp_path: Path) -> None:
+    config = write_house(tmp_path)
+    (tmp_path / "house" / "schedule" / "watch.py").write_text("from time import monotonic\n")
+    done = lint(config, tmp_path)
+    assert done.returncode == 1
+    assert "house.schedule.watch -> time" in done.stdout
 
 
 def test_the_contract_knows_every_package(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_bad_line_gets_an_error_and_the_others_go_on(
     done = run("generate", *tiny, *files, "--temperature", "0", "--max-tokens", "6")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "8 requests in " in done.stderr
+    assert "requests: 8 in " in done.stderr
     assert done.stderr.endswith("trimaran: 4 of 8 requests failed; see their records\n")
     written = records(target.read_text())
     assert [(r["id"], r["line"]) for r in written] == [
@@ -164,7 +164,7 @@ def test_a_progress_bar_on_a_terminal(tiny: list[str], tmp_path: Path) -> None:
     words = ["generate", *tiny, "--input", str(source), "--output", str(target)]
     with Terminal(*words) as terminal:
         terminal.wait_for(r"requests  \[[#-]+\]")
-        terminal.wait_for(r"3 requests in .* tokens/s")
+        terminal.wait_for(r"requests: 3 in .* tokens/s")
         assert terminal.wait_for_exit() == 0
     assert len(records(target.read_text())) == 3
 

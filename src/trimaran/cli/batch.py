@@ -90,7 +90,7 @@ class Tally:
         elapsed = max(1e-9, time.perf_counter() - self._start)
         cached = f" ({self._cached} cached)" if self._cached else ""
         return (
-            f"{self.lines} requests in {elapsed:.2f} s, {self.lines / elapsed:.2f}/s"
+            f"requests: {self.lines} in {elapsed:.2f} s, {self.lines / elapsed:.2f}/s"
             f" · {self._prompt} prompt tokens{cached}"
             f" · {self._output} tokens generated, {self._output / elapsed:.1f} tokens/s"
         )

@@ -26,8 +26,8 @@ DEFAULTS = {"max_tokens": 256}
 EPILOG = f"""\
 examples:
   trimaran generate "The capital of France is" --temperature 0 --max-tokens 8
-  trimaran generate --chat "Write a haiku about the sea." --seed 1
-  cat essay.txt | trimaran generate --chat --system "Summarise in one sentence."
+  trimaran generate --chat "Write a haiku about the sea." --temperature 0.3
+  cat essay.txt | trimaran generate --chat --system "Summarise briefly."
   trimaran generate --input requests.jsonl --output answers.jsonl
 
 a line of the input:

@@ -84,7 +84,7 @@ def _top_parser() -> Parser:
         epilog=f"""\
 examples:
   trimaran chat
-  trimaran generate --chat "Why is the sky blue?"
+  trimaran generate --chat "Why is the sky blue?" --temperature 0.3
   trimaran generate --input requests.jsonl --output answers.jsonl
   trimaran COMMAND --help
 
