@@ -28,6 +28,11 @@ from trimaran.core.sampling_params import SamplingParams
         ("logit_bias", {3: float("nan")}),
         ("logit_bias", {-3: 1.0}),
         ("seed", 2**64),
+        ("stop", 5),
+        ("stop_token_ids", 5),
+        ("logit_bias", [1]),
+        ("ignore_eos", "no"),
+        ("skip_special_tokens", 1),
     ],
 )
 def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:

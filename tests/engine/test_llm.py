@@ -79,6 +79,13 @@ def test_leaving_a_stream_aborts_it(llm: LLM) -> None:
     raise AssertionError("the request goes on after its caller has left")
 
 
+def test_a_stream_that_never_begins_runs_nothing_and_refuses_at_once(llm: LLM) -> None:
+    llm.stream("Count: one, two", GREEDY).close()  # type: ignore[attr-defined]
+    assert not llm._core.has_work
+    with pytest.raises(RequestError, match="no tokens"):
+        llm.stream([], GREEDY)
+
+
 def test_progress_counts_requests(llm: LLM) -> None:
     seen: list[tuple[int, int]] = []
     llm.generate(["a", "b", "c"], GREEDY, progress=lambda done, all_: seen.append((done, all_)))

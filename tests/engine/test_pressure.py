@@ -18,9 +18,9 @@ def resident_bytes() -> int:
 
 def test_256_prompts_in_memory_for_a_quarter_of_them(smollm2_path: Path) -> None:
     rng = random.Random(5)
-    prompts = [[rng.randrange(300, 40000) for _ in range(rng.randint(1, 90))] for _ in range(256)]
+    prompts = [[rng.randrange(300, 40000) for _ in range(rng.randint(1, 60))] for _ in range(256)]
     params = [
-        SamplingParams(temperature=0.0, max_tokens=rng.randint(8, 40), ignore_eos=True)
+        SamplingParams(temperature=0.0, max_tokens=rng.randint(4, 20), ignore_eos=True)
         for _ in prompts
     ]
     wanted = sum(len(p) + (own.max_tokens or 0) for p, own in zip(prompts, params, strict=True))

@@ -16,7 +16,7 @@ from trimaran.engine.factory import make_backend
 from trimaran.models.load import load_checkpoint
 
 # The reference back end computes one row at a time, so it reads less.
-REFERENCE_POSITIONS = 300
+REFERENCE_POSITIONS = 120
 
 
 def measure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -70,10 +70,15 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stops = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
         object.__setattr__(self, "stop", stops)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
         if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise ParameterError(
+                    "logit_bias",
+                    f"logit_bias is {self.logit_bias!r}; give a mapping of token id to bias",
+                )
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.top_k == -1:  # vLLM's spelling of "all"
             object.__setattr__(self, "top_k", 0)
@@ -131,6 +136,9 @@ class SamplingParams:
         _real("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(name, f"{name} is {getattr(self, name)!r}; give True or False")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
@@ -155,6 +163,12 @@ class SamplingParams:
         for token, bias in (self.logit_bias or {}).items():
             _whole("logit_bias", token, 0, 2**31 - 1)
             _real("logit_bias", bias, -1e4, 1e4)
+
+
+def _listed(name: str, values: object) -> tuple[Any, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ParameterError(name, f"{name} is {values!r}; give a list")
+    return tuple(values)
 
 
 def _whole(name: str, value: object, low: int, high: int) -> None:

@@ -210,13 +210,14 @@ class LLM:
         return [collectors[request.id].result() for request in requests]
 
     def _stream(self, request: Request) -> Iterator[SequenceDelta]:
+        """Refuses a bad request at once; hands it in when the iteration begins, so that one
+        that never begins leaves nothing running."""
+        self._core.check(request)
+        return self._follow(request)
+
+    def _follow(self, request: Request) -> Iterator[SequenceDelta]:
         inbox: queue.SimpleQueue[list[SequenceDelta]] = queue.SimpleQueue()
         self._thread.submit(request, inbox.put)
-        return self._follow(request, inbox)
-
-    def _follow(
-        self, request: Request, inbox: queue.SimpleQueue[list[SequenceDelta]]
-    ) -> Iterator[SequenceDelta]:
         unfinished = request.params.n
         try:
             while unfinished:

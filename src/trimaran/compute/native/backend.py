@@ -91,6 +91,7 @@ class NativeBackend:
             "weights": self._weights,
             "weight_formats": dict(self._formats),
             "kv": "bf16",
+            "kv_bytes_per_token": self.kv_bytes_per_token(),
             "weight_bytes": self._weight_bytes,
             "activation_bytes": executor.activation_bytes if executor else 0,
             "kv_cache_bytes": executor.cache_bytes if executor else 0,

@@ -34,6 +34,7 @@ class ReferenceBackend:
             "threads": 1,
             "weights": "float32",
             "kv": "float32",
+            "kv_bytes_per_token": self.kv_bytes_per_token(),
             "weight_bytes": sum(4 * int(np.prod(w.shape)) for w in self._model.weights.values()),
         }
 
