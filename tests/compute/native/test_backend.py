@@ -38,7 +38,7 @@ def assert_near(native: Float32, reference: Float32, tolerance: float) -> None:
     """Within a share of the logits' own spread, on the average and nearly everywhere."""
     error = np.abs(native - reference) / reference.std()
     assert error.mean() < tolerance
-    assert np.quantile(error, 0.999) < 10 * tolerance
+    assert np.quantile(error, 0.99) < 5 * tolerance
 
 
 def qwen2_model() -> Model:
@@ -65,7 +65,7 @@ def test_near_the_reference_on_the_files_own_weights(isa: str, type_name: str) -
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.02), ("int8", 0.03)])
+@pytest.mark.parametrize(("weights", "tolerance"), [("bf16", 0.025), ("int8", 0.04)])
 def test_near_the_reference_with_converted_weights(
     isa: str, weights: str, tolerance: float
 ) -> None:

@@ -75,15 +75,48 @@ static void add(const float* a, const float* b, int width, float* y) {
   }
 }
 
-static void to_bf16_row(const float* x, int width, std::uint16_t* y) {
-  for (int i = 0; i < width; ++i) {
-    std::uint32_t bits;
-    std::memcpy(&bits, x + i, sizeof bits);
-    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    y[i] = static_cast<std::uint16_t>(nan ? (bits >> 16) | 0x40u : rounded);
+// Round to nearest, ties to even; a NaN stays one.
+static inline void bf16_lanes(V16 x, std::uint16_t* y) {
+#if defined(__AVX512F__)
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+  const __mmask16 nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __m512i rounded = _mm512_mask_mov_epi32(_mm512_add_epi32(bits, half), nan, quiet);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(y),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+#else
+  std::uint32_t bits[16];
+  std::memcpy(bits, &x, sizeof bits);
+  for (int i = 0; i < 16; ++i) {
+    const std::uint32_t rounded = bits[i] + 0x7fffu + (bits[i] >> 16 & 1u);
+    const bool nan = (bits[i] & 0x7fffffffu) > 0x7f800000u;
+    y[i] = static_cast<std::uint16_t>((nan ? bits[i] | 0x400000u : rounded) >> 16);
   }
-  for (int i = width; i % kStep; ++i) y[i] = 0;
+#endif
+}
+
+// The next 32 elements of a row, of which `left` exist, the others zero.
+static inline void load_step(const float* x, int left, V16& first, V16& second) {
+  if (left >= kStep) {
+    first = vload(x);
+    second = vload(x + 16);
+  } else {
+    first = vload_first(x, left < 16 ? left : 16);
+    second = left > 16 ? vload_first(x + 16, left - 16) : vzero();
+  }
+}
+
+static void to_bf16_row(const float* x, int width, std::uint8_t* rows, int row) {
+  const int steps = (width + kStep - 1) / kStep;
+  for (int i = 0; i < steps; ++i) {
+    V16 first, second;
+    load_step(x + i * kStep, width - i * kStep, first, second);
+    auto* y = reinterpret_cast<std::uint16_t*>(rows + activation_bytes(row, i, steps));
+    bf16_lanes(first, y);
+    bf16_lanes(second, y + 16);
+  }
 }
 
 // The largest magnitude of a row as bits of float32, whose order is that of the magnitudes,
@@ -101,20 +134,31 @@ static std::uint32_t largest_magnitude(const float* x, int width) {
 
 #if defined(__AVX512F__)
 
-// Rounds 16 elements into the planes; returns the sum of q.
-static inline std::int32_t quantize_lanes(V16 x, V16 inverse, std::int8_t* planes) {
+// q = 16 * high + low, 16 elements of each.
+static inline void split_lanes(V16 x, V16 inverse, __m128i& high, __m128i& low) {
   const __m512i q = _mm512_cvtps_epi32(vmul(x, inverse).v);
-  const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(8)), 4);
-  const __m512i low = _mm512_sub_epi32(q, _mm512_slli_epi32(high, 4));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(planes), _mm512_cvtepi32_epi8(high));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(planes + kStep), _mm512_cvtepi32_epi8(low));
-  return _mm512_reduce_add_epi32(q);
+  const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(8)), 4);
+  high = _mm512_cvtepi32_epi8(upper);
+  low = _mm512_cvtepi32_epi8(_mm512_sub_epi32(q, _mm512_slli_epi32(upper, 4)));
 }
 
+// Rounds 32 elements; `sums` are those of the first and the second 16.
 static inline void quantize_step(V16 first, V16 second, V16 inverse, std::int8_t* planes,
                                  std::int32_t* sums) {
-  sums[0] = quantize_lanes(first, inverse, planes);
-  sums[1] = quantize_lanes(second, inverse, planes + kStep / 2);
+  __m128i high[2], low[2];
+  split_lanes(first, inverse, high[0], low[0]);
+  split_lanes(second, inverse, high[1], low[1]);
+  const __m256i highs = _mm256_set_m128i(high[1], high[0]);
+  const __m256i lows = _mm256_set_m128i(low[1], low[0]);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(planes), highs);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(planes + kStep), lows);
+  const __m256i ones = _mm256_set1_epi8(1);
+  __m256i sum = _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, highs);
+  sum = _mm256_dpbusd_epi32(_mm256_slli_epi32(sum, 4), ones, lows);
+  sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0x4e));
+  sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0xb1));
+  sums[0] = _mm256_cvtsi256_si32(sum);
+  sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
 }
 
 #else
@@ -151,11 +195,10 @@ static inline void quantize_step(V16 first, V16 second, V16 inverse, std::int8_t
 
 static void quantize_row(const float* x, int width, const QuantRows& rows, int row) {
   const int steps = (width + kStep - 1) / kStep;
-  std::int8_t* planes = rows.planes + static_cast<std::size_t>(row) * steps * 2 * kStep;
   std::int32_t* sums16 = rows.sums16 + static_cast<std::size_t>(row) * steps * 2;
   std::int32_t* sums32 = rows.sums32 + static_cast<std::size_t>(row) * steps;
   float* float_sums = rows.float_sums(row, steps);
-  std::uint32_t top = largest_magnitude(x, width);
+  const std::uint32_t top = largest_magnitude(x, width);
   const bool finite = top < 0x7f800000u;
   float largest;
   std::memcpy(&largest, &top, sizeof largest);
@@ -163,23 +206,12 @@ static void quantize_row(const float* x, int width, const QuantRows& rows, int r
   constexpr float kLeast = 1e-30f;
   const bool zero = !finite || largest < kLeast;
   rows.scales[row] = finite ? (zero ? 0.0f : largest / kActivationMax) : __builtin_nanf("");
-  if (zero) {
-    std::memset(planes, 0, static_cast<std::size_t>(steps) * 2 * kStep);
-    for (int i = 0; i < steps; ++i) sums16[2 * i] = sums16[2 * i + 1] = sums32[i] = 0;
-    for (int i = 0; i < steps; ++i) float_sums[i * kRowPad] = 0.0f;
-    return;
-  }
-  const V16 inverse = vset1(kActivationMax / largest);
-  for (int i = 0; i < steps; ++i, x += kStep, width -= kStep) {
-    V16 first, second;
-    if (width >= kStep) {
-      first = vload(x);
-      second = vload(x + 16);
-    } else {
-      first = vload_first(x, width < 16 ? width : 16);
-      second = width > 16 ? vload_first(x + 16, width - 16) : vzero();
-    }
-    quantize_step(first, second, inverse, planes + i * 2 * kStep, sums16 + 2 * i);
+  const V16 inverse = vset1(zero ? 0.0f : kActivationMax / largest);
+  for (int i = 0; i < steps; ++i) {
+    V16 first = vzero(), second = vzero();
+    if (!zero) load_step(x + i * kStep, width - i * kStep, first, second);
+    quantize_step(first, second, inverse, rows.planes + activation_bytes(row, i, steps),
+                  sums16 + 2 * i);
     sums32[i] = sums16[2 * i] + sums16[2 * i + 1];
     float_sums[i * kRowPad] = static_cast<float>(sums32[i]);
   }

@@ -66,12 +66,12 @@ void Executor::take_buffers() {
   std::vector<std::size_t> at;
   for (int i = 0; i < static_cast<int>(buffers.size()); ++i)
     at.push_back(i == program_->logits() ? 0 : take(rows * buffers[i].stride * sizeof(float)));
-  const std::size_t planes = take(rows * steps * 2 * kStep);
+  const std::size_t planes = take(rows * steps * kStepBytes);
   const std::size_t sums16 = take(rows * steps * 2 * sizeof(std::int32_t));
   const std::size_t sums32 = take(rows * steps * sizeof(std::int32_t));
   const std::size_t sums32f = take(rows * steps * sizeof(float));
   const std::size_t scales = take(rows * sizeof(float));
-  const std::size_t bf16 = take(rows * steps * kStep * sizeof(std::uint16_t));
+  const std::size_t bf16 = take(rows * steps * kStepBytes);
   activations_ = Memory(bytes);
   auto* base = activations_.as<std::uint8_t>();
   for (std::size_t offset : at) buffers_.push_back(reinterpret_cast<float*>(base + offset));
@@ -80,7 +80,7 @@ void Executor::take_buffers() {
   quant_.sums32 = reinterpret_cast<std::int32_t*>(base + sums32);
   quant_.sums32f = reinterpret_cast<float*>(base + sums32f);
   quant_.scales = reinterpret_cast<float*>(base + scales);
-  bf16_ = reinterpret_cast<std::uint16_t*>(base + bf16);
+  bf16_ = base + bf16;
 }
 
 void Executor::allocate_cache(int blocks, int block_size) {
@@ -290,8 +290,7 @@ void Executor::run_row(const Instruction& op, int row) {
     case Op::kPrepare: {
       const int width = buffers[op.a].width;
       if (op.integers) tier_.quantize(input(op.a), width, quant_, row);
-      if (op.bf16)
-        tier_.to_bf16(input(op.a), width, bf16_ + row * round_up(width, kStep));
+      if (op.bf16) tier_.to_bf16(input(op.a), width, bf16_, row);
       break;
     }
     case Op::kLinear:

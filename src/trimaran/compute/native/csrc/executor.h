@@ -100,7 +100,7 @@ class Executor {
   std::vector<float*> buffers_;
   std::shared_ptr<Memory> logits_;
   QuantRows quant_;
-  std::uint16_t* bf16_ = nullptr;
+  std::uint8_t* bf16_ = nullptr;
   std::vector<Memory> scratch_;  // one a thread
   Memory workspace_;             // of attention
 

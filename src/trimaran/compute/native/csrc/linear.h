@@ -35,6 +35,7 @@ namespace trimaran {
 
 constexpr int kBlock = 16;  // outputs
 constexpr int kStep = 32;   // inputs
+constexpr int kStepBytes = 64;  // of a row's activations
 constexpr float kActivationMax = 2032.0f;
 // Rows of activations are padded to it, so that a tile may read whole.
 constexpr int kRowPad = 16;
@@ -60,14 +61,25 @@ struct LinearView {
   int blocks() const { return (outputs + kBlock - 1) / kBlock; }
 };
 
-// T rows of activations in 12 bits; K is the number of inputs, padded to 32.
+// Activations as linear layers read them: 64 bytes a step and row, by tiles of 16 rows, so
+// that a tile of one step is contiguous. T rows, S = K / 32 steps:
+//
+//   [T / 16][S][16 rows][64 bytes]
+//
+// integer codes   hi of 32 inputs, then lo; or, on tiers that multiply in 16 bits, q of 32
+//                 inputs in the order of that tier's kernel
+// bf16            32 inputs
+inline std::size_t activation_bytes(int row, int step, int steps) {
+  return ((static_cast<std::size_t>(row / kRowPad) * steps + step) * kRowPad + row % kRowPad) *
+         kStepBytes;
+}
+
+// T rows of activations in 12 bits.
 struct QuantRows {
-  // [T][K / 32][64 bytes]: hi of 32 inputs, then lo; or, on tiers that multiply in 16
-  // bits, q of 32 inputs in the order of that tier's kernel.
-  std::int8_t* planes = nullptr;
+  std::int8_t* planes = nullptr;   // as above
   std::int32_t* sums16 = nullptr;  // [T][K / 16] sums of q
-  std::int32_t* sums32 = nullptr;  // [T][K / 32]
-  float* sums32f = nullptr;        // the same as [T / 16][K / 32][16], see float_sums
+  std::int32_t* sums32 = nullptr;  // [T][S]
+  float* sums32f = nullptr;        // the same as [T / 16][S][16], see float_sums
   float* scales = nullptr;         // [T] max|x| / 2032; NaN if the row has a NaN or infinity
 
   // Float sums of one row; from step to step they are kRowPad apart.
@@ -80,7 +92,7 @@ struct QuantRows {
 struct LinearTask {
   const LinearView* weight = nullptr;
   QuantRows quant;                        // integer codes: rounded for this number of inputs
-  const std::uint16_t* bf16 = nullptr;    // bf16 codes: [T][K], padded with zeros
+  const std::uint8_t* bf16 = nullptr;     // bf16 codes
   int row_begin = 0, row_end = 0;
   int block_begin = 0, block_end = 0;
   float* out = nullptr;

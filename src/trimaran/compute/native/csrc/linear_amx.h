@@ -19,7 +19,8 @@ namespace trimaran::TRIMARAN_TIER {
 constexpr int kTile = 16;         // rows
 constexpr int kTileBytes = 1024;
 constexpr int kSlabSteps = 48;    // steps unpacked at once
-constexpr int kVectorRowsMax = 4; // up to so many rows vectors are as fast
+// Up to so many rows vectors are as fast.
+constexpr int kVectorRows4 = 5, kVectorRows8 = 9;
 
 struct alignas(64) LinearTiles {
   std::uint8_t palette = 1;
@@ -43,18 +44,18 @@ static inline void load_tiles(const LinearTiles& config) {
 
 // Where the parts of a task's scratch memory lie.
 struct LinearScratch {
-  std::uint8_t* slab;   // [kSlabSteps + 1][1 KB] B tiles
-  std::int32_t* tiles;  // [8][16][16] C tiles on their way
+  std::uint8_t* slab;   // [kSlabSteps][1 KB] B tiles
+  std::int32_t* tiles;  // [4][16][16] C tiles on their way
   float* acc;           // [kTaskRows][16], between slabs
-  float* scales;        // [2 * (kSlabSteps + 1)][16] of the slab's groups
-  float* mins;          // [kSlabSteps + 1][16]
+  float* scales;        // [2 * kSlabSteps][16] of the slab's groups
+  float* mins;          // [kSlabSteps][16]
 
   explicit LinearScratch(void* memory) {
     slab = static_cast<std::uint8_t*>(memory);
-    tiles = reinterpret_cast<std::int32_t*>(slab + (kSlabSteps + 1) * kTileBytes);
-    acc = reinterpret_cast<float*>(tiles + 8 * kTile * kBlock);
+    tiles = reinterpret_cast<std::int32_t*>(slab + kSlabSteps * kTileBytes);
+    acc = reinterpret_cast<float*>(tiles + 4 * kTile * kBlock);
     scales = acc + kTaskRows * kBlock;
-    mins = scales + 2 * (kSlabSteps + 1) * kBlock;
+    mins = scales + 2 * kSlabSteps * kBlock;
   }
 };
 
@@ -66,11 +67,24 @@ struct Slab {
   bool last() const { return end == steps; }
 };
 
+// Products of a format, in order: one a step with U4; with U8 two a group, hi and then lo.
 template <class F>
-struct Pass {
-  static constexpr int steps = F::four_bits ? 2 : 1;
-  static constexpr int tiles = F::four_bits ? 2 : 2 * F::groups;
+struct Products {
+  static constexpr int of_step = F::four_bits ? 1 : 2 * F::groups;
   static constexpr int depth = F::four_bits ? 16 : F::lines;
+
+  // Where the operands of a product lie in their tiles.
+  static int a_at(int product) {
+    if constexpr (F::four_bits) return product * kTileBytes;
+    const int group = product / 2;
+    return group / F::groups * kTileBytes + group % F::groups * (kStep / F::groups) +
+           product % 2 * kStep;
+  }
+  static int b_at(int product) {
+    if constexpr (F::four_bits) return product * kTileBytes;
+    const int group = product / 2;
+    return group / F::groups * kTileBytes + group % F::groups * F::lines * 64;
+  }
 };
 
 // One step's B tiles from its codes.
@@ -104,53 +118,7 @@ static inline void unpack_step(const std::uint8_t* codes, std::uint8_t* target) 
   }
 }
 
-// C tiles of one pass.
-template <class F>
-static inline void multiply_pass(const std::int8_t* a, std::size_t a_stride,
-                                 const std::uint8_t* b, std::int32_t* c) {
-  constexpr int kC = kTile * kBlock;
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (F::four_bits) {
-    _tile_loadd(4, a, a_stride);
-    _tile_loadd(6, b, 64);
-    _tile_loadd(5, a + 64, a_stride);
-    _tile_loadd(7, b + kTileBytes, 64);
-    if constexpr (F::mins) {
-      _tile_dpbsud(0, 4, 6);
-      _tile_dpbsud(1, 5, 7);
-    } else {
-      _tile_dpbssd(0, 4, 6);
-      _tile_dpbssd(1, 5, 7);
-    }
-  } else {
-    _tile_loadd(4, a, a_stride);
-    _tile_loadd(6, b, 64);
-    _tile_loadd(5, a + kStep, a_stride);
-    if constexpr (F::mins) {
-      _tile_dpbsud(0, 4, 6);
-      _tile_dpbsud(1, 5, 6);
-    } else {
-      _tile_dpbssd(0, 4, 6);
-      _tile_dpbssd(1, 5, 6);
-    }
-  }
-  if constexpr (F::groups == 2) {
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_loadd(4, a + kStep / 2, a_stride);
-    _tile_loadd(7, b + 4 * 64, 64);
-    _tile_loadd(5, a + kStep + kStep / 2, a_stride);
-    _tile_dpbssd(2, 4, 7);
-    _tile_dpbssd(3, 5, 7);
-    _tile_stored(2, c + 2 * kC, 64);
-    _tile_stored(3, c + 3 * kC, 64);
-  }
-  _tile_stored(0, c, 64);
-  _tile_stored(1, c + kC, 64);
-}
-
-// B tiles, scales and mins of a slab. Scales and mins of a last pass's missing step are 0.
+// B tiles, scales and mins of a slab.
 template <class F>
 static void unpack_slab(const LinearView& weight, const std::uint8_t* block, const Slab& slab,
                         const LinearScratch& scratch) {
@@ -163,24 +131,22 @@ static void unpack_slab(const LinearView& weight, const std::uint8_t* block, con
     if constexpr (F::mins)
       vstore(scratch.mins + at * kBlock, load_scales(weight, block + weight.mins_at, step));
   }
-  vstore(scratch.scales + (slab.end - slab.begin) * F::groups * kBlock, vzero());
-  vstore(scratch.mins + (slab.end - slab.begin) * kBlock, vzero());
 }
 
-// acc += scale * sum [+ min * (sum of q)], one group of R rows. With U8, `tile` has the sums
-// of hi and then those of lo.
+// acc += scale * sum [+ min * (sum of q)], one group of R rows. With U8 `high` has the sums
+// of hi and `low` those of lo; with U4 `low` has it all.
 template <class F, int R>
-__attribute__((always_inline)) static inline void add_group(const std::int32_t* tile,
+__attribute__((always_inline)) static inline void add_group(const std::int32_t* high,
+                                                            const std::int32_t* low,
                                                             const float* scales,
                                                             const float* mins, const float* sums,
                                                             __m512 (&acc)[R]) {
-  constexpr int kC = kTile * kBlock;
   const __m512 scale = _mm512_load_ps(scales);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    __m512i sum = _mm512_load_si512(tile + r * kBlock);
+    __m512i sum = _mm512_load_si512(low + r * kBlock);
     if constexpr (!F::four_bits)
-      sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 4), _mm512_load_si512(tile + kC + r * kBlock));
+      sum = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high + r * kBlock), 4), sum);
     acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), acc[r]);
   }
   if constexpr (F::mins) {
@@ -190,32 +156,39 @@ __attribute__((always_inline)) static inline void add_group(const std::int32_t* 
   }
 }
 
-// A whole pass, whose first step is the slab's `at`-th.
-template <class F, int R>
-__attribute__((always_inline)) static inline void add_pass(const std::int32_t* tiles, int at,
-                                                           const LinearScratch& scratch,
-                                                           const float* sums, __m512 (&acc)[R]) {
-  constexpr int kC = kTile * kBlock;
-  const float* scales = scratch.scales + at * F::groups * kBlock;
-  const float* mins = scratch.mins + at * kBlock;
-  sums += at * kRowPad;
-  add_group<F, R>(tiles, scales, mins, sums, acc);
-  if constexpr (F::four_bits)
-    add_group<F, R>(tiles + kC, scales + kBlock, mins + kBlock, sums + kRowPad, acc);
-  else if constexpr (F::groups == 2)
-    add_group<F, R>(tiles + 2 * kC, scales + kBlock, mins, sums, acc);
-}
+// The tile unit names its registers in the instruction, so this is text and not a function:
+// product `i` goes into tile C, product i - 2 from tile OLD to its place in memory, and
+// product i - 4 from there into the vector registers. In this order the tile unit, the
+// stores and the vector units have work at the same time.
+#define TRIMARAN_STAGE(F, R, i, C, OLD, A, B)                                              \
+  if ((i) < products) {                                                                    \
+    _tile_zero(C);                                                                         \
+    _tile_loadd(A, a + Products<F>::a_at(i), 64);                                          \
+    _tile_loadd(B, b + Products<F>::b_at(i), 64);                                          \
+    if constexpr (F::mins)                                                                 \
+      _tile_dpbsud(C, A, B);                                                               \
+    else                                                                                   \
+      _tile_dpbssd(C, A, B);                                                               \
+  }                                                                                        \
+  if ((i) >= 2 && (i) - 2 < products) _tile_stored(OLD, tiles + ((i) - 2) % 4 * kC, 64);   \
+  if ((F::four_bits || (C) % 2) && (i) >= 4 && (i) - 4 < products) {                       \
+    const int group = F::four_bits ? (i) - 4 : ((i) - 4) / 2;                              \
+    add_group<F, R>(tiles + ((i) - 5) % 4 * kC, tiles + ((i) - 4) % 4 * kC,                \
+                    scratch.scales + group * kBlock, scratch.mins + group * kBlock,        \
+                    sums + group * kRowPad, acc);                                          \
+  }
 
 // One slab for `count` <= R rows from `row`: their float sums go on from `memory`, and back,
 // or with the last slab into the outputs.
 template <class F, int R>
 static void slab_rows(const LinearTask& task, int block, int row, int count, const Slab& slab,
                       const LinearScratch& scratch, float* memory) {
-  const std::size_t stride = static_cast<std::size_t>(slab.steps) * 2 * kStep;
-  const std::int8_t* a = task.quant.planes + row * stride + slab.begin * 2 * kStep;
+  const std::int8_t* a = task.quant.planes + activation_bytes(row, slab.begin, slab.steps);
   const float* sums = task.quant.float_sums(row, slab.steps) + slab.begin * kRowPad;
-  constexpr int kHalf = 4 * kTile * kBlock;  // of the C tiles; passes take turns
-  const int steps = slab.end - slab.begin;
+  const std::uint8_t* b = scratch.slab;
+  std::int32_t* tiles = scratch.tiles;
+  constexpr int kC = kTile * kBlock;
+  const int products = (slab.end - slab.begin) * Products<F>::of_step;
   __m512 acc[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
@@ -223,42 +196,28 @@ static void slab_rows(const LinearTask& task, int block, int row, int count, con
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r] = _mm512_load_ps(memory + r * kBlock);
   }
-  multiply_pass<F>(a, stride, scratch.slab, scratch.tiles);
-  int turn = 0, at = Pass<F>::steps;
-  for (; at < steps; at += Pass<F>::steps) {
-    turn ^= kHalf;
-    multiply_pass<F>(a + at * 2 * kStep, stride, scratch.slab + at * kTileBytes,
-                     scratch.tiles + turn);
-    add_pass<F, R>(scratch.tiles + (turn ^ kHalf), at - Pass<F>::steps, scratch, sums, acc);
-  }
-  add_pass<F, R>(scratch.tiles + turn, at - Pass<F>::steps, scratch, sums, acc);
-  if (!slab.last()) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) _mm512_store_ps(memory + r * kBlock, acc[r]);
-    return;
+  for (int i = 0; i < products + 4; i += 4) {
+    TRIMARAN_STAGE(F, R, i, 0, 2, 4, 6)
+    TRIMARAN_STAGE(F, R, i + 1, 1, 3, 5, 7)
+    TRIMARAN_STAGE(F, R, i + 2, 2, 0, 4, 6)
+    TRIMARAN_STAGE(F, R, i + 3, 3, 1, 5, 7)
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
-    if (r < count)
-      finish_row(task, row + r, block,
-                 {_mm512_mul_ps(acc[r], _mm512_set1_ps(task.quant.scales[row + r]))});
+  for (int r = 0; r < R; ++r) _mm512_store_ps(memory + r * kBlock, acc[r]);
+  if (!slab.last()) return;
+  finish_rows(task, row, block, count, [&](int r) {
+    return vmul(vload(memory + r * kBlock), vset1(task.quant.scales[row + r]));
+  });
 }
 
-// Outputs are written rows apart: fetched for writing while the sums are made.
-static inline void fetch_outputs(const LinearTask& task, int block, int row, int count) {
-  for (int r = row; r < row + count; ++r) {
-    __builtin_prefetch(task.out + r * task.out_stride + block * kBlock, 1);
-    if (task.residual != nullptr)
-      __builtin_prefetch(task.residual + r * task.residual_stride + block * kBlock, 0);
-  }
-}
+#undef TRIMARAN_STAGE
 
 template <class F>
 static void linear_int_tiles(const LinearTask& task) {
   const LinearView& weight = *task.weight;
   const LinearScratch scratch(task.scratch);
   const int rows = task.row_end - task.row_begin, steps = weight.steps();
-  load_tiles(LinearTiles(rows < kTile ? rows : kTile, Pass<F>::depth));
+  load_tiles(LinearTiles(rows < kTile ? rows : kTile, Products<F>::depth));
   for (int block = task.block_begin; block < task.block_end; ++block) {
     const std::uint8_t* data = weight.data + block * weight.block_bytes;
     for (int begin = 0; begin < steps; begin += kSlabSteps) {
@@ -269,7 +228,6 @@ static void linear_int_tiles(const LinearTask& task) {
         const int row = task.row_begin + first;
         const int count = rows - first < kTile ? rows - first : kTile;
         float* acc = scratch.acc + first * kBlock;
-        if (slab.last()) fetch_outputs(task, block, row, count);
         if (count <= kTile / 2)
           slab_rows<F, kTile / 2>(task, block, row, count, slab, scratch, acc);
         else
@@ -280,7 +238,8 @@ static void linear_int_tiles(const LinearTask& task) {
 }
 
 static void linear_int_amx(const LinearTask& task) {
-  if (task.row_end - task.row_begin <= kVectorRowsMax)
+  const int few = task.weight->codes == Codes::kU4 ? kVectorRows4 : kVectorRows8;
+  if (task.row_end - task.row_begin <= few)
     linear_int(task);
   else
     with_format(*task.weight,
@@ -289,25 +248,24 @@ static void linear_int_amx(const LinearTask& task) {
 
 // M x N tiles of 16 rows and 16 outputs, over all inputs in order.
 template <int M, int N>
-static inline void bf16_tiles(const std::uint16_t* a, const std::uint16_t* b, int depth,
-                              std::size_t block_elements, float* c) {
-  const std::size_t a_stride = static_cast<std::size_t>(depth) * sizeof *a;
-  const std::uint16_t* below = a + kTile * static_cast<std::size_t>(depth);
+static inline void bf16_tiles(const std::uint8_t* a, const std::uint8_t* b, int steps,
+                              std::size_t block_bytes, float* c) {
+  const std::uint8_t* below = a + static_cast<std::size_t>(steps) * kTileBytes;
   constexpr int kC = kTile * kBlock;
   _tile_zero(0);
   if constexpr (N == 2) _tile_zero(1);
   if constexpr (M == 2) _tile_zero(2);
   if constexpr (M == 2 && N == 2) _tile_zero(3);
-  for (int k = 0; k < depth; k += kStep) {
-    _tile_loadd(4, a + k, a_stride);
-    _tile_loadd(6, b + k * kBlock, 64);
+  for (int step = 0; step < steps; ++step, a += kTileBytes, below += kTileBytes, b += kTileBytes) {
+    _tile_loadd(4, a, 64);
+    _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (N == 2) {
-      _tile_loadd(7, b + block_elements + k * kBlock, 64);
+      _tile_loadd(7, b + block_bytes, 64);
       _tile_dpbf16ps(1, 4, 7);
     }
     if constexpr (M == 2) {
-      _tile_loadd(5, below + k, a_stride);
+      _tile_loadd(5, below, 64);
       _tile_dpbf16ps(2, 5, 6);
     }
     if constexpr (M == 2 && N == 2) _tile_dpbf16ps(3, 5, 7);
@@ -321,17 +279,17 @@ static inline void bf16_tiles(const std::uint16_t* a, const std::uint16_t* b, in
 template <int M, int N>
 static void bf16_corner(const LinearTask& task, int block, int row, float* c) {
   const LinearView& weight = *task.weight;
-  const int depth = weight.steps() * kStep;
-  const std::size_t block_elements = weight.block_bytes / sizeof(std::uint16_t);
-  bf16_tiles<M, N>(
-      task.bf16 + static_cast<std::size_t>(row) * depth,
-      reinterpret_cast<const std::uint16_t*>(weight.data + block * weight.block_bytes), depth,
-      block_elements, c);
+  bf16_tiles<M, N>(task.bf16 + activation_bytes(row, 0, weight.steps()),
+                   weight.data + block * weight.block_bytes, weight.steps(), weight.block_bytes,
+                   c);
   const int left = task.row_end - row, rows = left < M * kTile ? left : M * kTile;
-  for (int r = 0; r < rows; ++r)
-    for (int n = 0; n < N; ++n)
-      finish_row(task, row + r, block + n,
-                 vload(c + ((r / kTile * 2 + n) * kTile + r % kTile) * kBlock));
+  for (int m = 0; m < M; ++m)
+    for (int n = 0; n < N; ++n) {
+      const float* sums = c + (2 * m + n) * kTile * kBlock;
+      const int count = rows - m * kTile < kTile ? rows - m * kTile : kTile;
+      finish_rows(task, row + m * kTile, block + n, count,
+                  [&](int r) { return vload(sums + r * kBlock); });
+    }
 }
 
 static void linear_bf16_amx(const LinearTask& task) {

@@ -26,18 +26,24 @@ static void bf16_rows(const LinearTask& task, int block, int row) {
   const LinearView& weight = *task.weight;
   const int depth = weight.steps() * kStep;
   const auto* w = reinterpret_cast<const std::uint16_t*>(weight.data + block * weight.block_bytes);
-  const std::uint16_t* x = task.bf16 + static_cast<std::size_t>(row) * depth;
+  const std::uint16_t* x[R];
   V16 even[R], odd[R];
-  for (int r = 0; r < R; ++r) even[r] = odd[r] = vzero();
+  for (int r = 0; r < R; ++r) {
+    x[r] = reinterpret_cast<const std::uint16_t*>(task.bf16 +
+                                                  activation_bytes(row + r, 0, weight.steps()));
+    even[r] = odd[r] = vzero();
+  }
   for (int k = 0; k < depth; k += 2, w += 2 * kBlock) {
+    // Within a step elements follow each other, steps are a tile apart.
+    const int at = k / kStep * (kRowPad * kStepBytes / 2) + k % kStep;
     V16 w_even, w_odd;
     vload_bf16_pairs(w, w_even, w_odd);
     for (int r = 0; r < R; ++r) {
-      even[r] = vfma(vset1(widen(x[r * depth + k])), w_even, even[r]);
-      odd[r] = vfma(vset1(widen(x[r * depth + k + 1])), w_odd, odd[r]);
+      even[r] = vfma(vset1(widen(x[r][at])), w_even, even[r]);
+      odd[r] = vfma(vset1(widen(x[r][at + 1])), w_odd, odd[r]);
     }
   }
-  for (int r = 0; r < R; ++r) finish_row(task, row + r, block, vadd(even[r], odd[r]));
+  finish_rows(task, row, block, R, [&](int r) { return vadd(even[r], odd[r]); });
 }
 
 template <int R = kFloatRows>

@@ -65,10 +65,10 @@ class PreparedRows {
  public:
   PreparedRows(const Tier& tier, const float* x, int rows, int width) {
     const std::size_t steps = (width + kStep - 1) / kStep, padded = rows + 2 * kRowPad;
-    planes_ = Memory(padded * steps * 2 * kStep);
+    planes_ = Memory(padded * steps * kStepBytes);
     sums_ = Memory(padded * steps * 4 * sizeof(float));
     scales_ = Memory(padded * sizeof(float));
-    bf16_ = Memory(padded * steps * kStep * sizeof(std::uint16_t));
+    bf16_ = Memory(padded * steps * kStepBytes);
     quant.planes = planes_.as<std::int8_t>();
     quant.sums16 = sums_.as<std::int32_t>();
     quant.sums32 = quant.sums16 + padded * steps * 2;
@@ -77,10 +77,10 @@ class PreparedRows {
     for (int row = 0; row < rows; ++row) {
       const float* values = x + static_cast<std::size_t>(row) * width;
       tier.quantize(values, width, quant, row);
-      tier.to_bf16(values, width, bf16() + row * steps * kStep);
+      tier.to_bf16(values, width, bf16(), row);
     }
   }
-  std::uint16_t* bf16() const { return bf16_.as<std::uint16_t>(); }
+  std::uint8_t* bf16() const { return bf16_.as<std::uint8_t>(); }
   QuantRows quant;
 
  private:

@@ -20,10 +20,27 @@ static inline void finish_row(const LinearTask& task, int row, int block, V16 y)
   }
   float* out = task.out + row * task.out_stride + column;
   if (task.gated) y = silu_mul_lanes(vload_first(out, count), y);
-  if (count == kBlock)
-    vstore(out, y);
-  else
-    vstore_first(out, count, y);
+  vstore_first(out, count, y);
+}
+
+// Several rows of one block; `value(r)` is the y of row + r. What most tasks need goes a
+// shorter way to the same result.
+template <class Value>
+static inline void finish_rows(const LinearTask& task, int row, int block, int count,
+                               Value value) {
+  const bool whole = (block + 1) * kBlock <= task.weight->outputs;
+  if (!whole || task.bias != nullptr || task.gated) {
+    for (int r = 0; r < count; ++r) finish_row(task, row + r, block, value(r));
+    return;
+  }
+  float* out = task.out + row * task.out_stride + block * kBlock;
+  if (task.residual == nullptr) {
+    for (int r = 0; r < count; ++r, out += task.out_stride) vstore(out, value(r));
+    return;
+  }
+  const float* residual = task.residual + row * task.residual_stride + block * kBlock;
+  for (int r = 0; r < count; ++r, out += task.out_stride, residual += task.residual_stride)
+    vstore(out, vadd(vload(residual), value(r)));
 }
 
 static inline V16 load_scales(const LinearView& weight, const std::uint8_t* table, int group) {

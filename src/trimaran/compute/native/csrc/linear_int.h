@@ -157,7 +157,8 @@ static void int_rows(const LinearTask& task, int block, int row) {
   V16 acc[R];
   for (int r = 0; r < R; ++r) {
     const std::size_t first = static_cast<std::size_t>(row + r) * steps;
-    rows[r] = {task.quant.planes + first * 2 * kStep, sums + first * F::groups};
+    rows[r] = {task.quant.planes + activation_bytes(row + r, 0, steps),
+               sums + first * F::groups};
     float_sums[r] = task.quant.float_sums(row + r, steps);
     acc[r] = vzero();
   }
@@ -173,12 +174,12 @@ static void int_rows(const LinearTask& task, int block, int row) {
       for (int r = 0; r < R; ++r) acc[r] = vfma(min, vset1(float_sums[r][step * kRowPad]), acc[r]);
     }
     for (int r = 0; r < R; ++r) {
-      rows[r].planes += 2 * kStep;
+      rows[r].planes += kRowPad * kStepBytes;
       rows[r].sums += F::groups;
     }
   }
-  for (int r = 0; r < R; ++r)
-    finish_row(task, row + r, block, vmul(acc[r], vset1(task.quant.scales[row + r])));
+  finish_rows(task, row, block, R,
+              [&](int r) { return vmul(acc[r], vset1(task.quant.scales[row + r])); });
 }
 
 template <class F, int R = kIntRows>

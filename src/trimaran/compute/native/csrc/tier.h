@@ -25,9 +25,9 @@ struct Tier {
                const float* sines);
   void (*silu_mul)(const float* gate, const float* up, int width, float* y);
   void (*add)(const float* a, const float* b, int width, float* y);
-  // One row of QuantRows, and one row in bf16, padded to a multiple of 32.
+  // One row of activations for linear layers, in 12 bits or in bf16 (activation_bytes).
   void (*quantize)(const float* x, int width, const QuantRows& rows, int row);
-  void (*to_bf16)(const float* x, int width, std::uint16_t* y);
+  void (*to_bf16)(const float* x, int width, std::uint8_t* rows, int row);
   void (*linear)(const LinearTask& task);
   void (*write_kv)(const AttentionArgs& args, int row_begin, int row_end);
   void (*attention_unit)(const AttentionArgs& args, const AttentionUnit& unit, void* scratch);
