@@ -21,9 +21,9 @@ float scale_at(const LinearView& weight, const std::uint8_t* table, int index) {
 }  // namespace
 
 std::size_t linear_scratch_bytes() {
-  // LinearScratch in linear_amx.h: 48 tiles of weights with scales and mins, 4 of sums, and
+  // LinearScratch in linear_amx.h: 18 tiles of weights with scales and mins, 4 of sums, and
   // all rows' sums.
-  return 48 * (1024 + 3 * 64) + 4 * 1024 + std::size_t{kTaskRows} * kBlock * sizeof(float);
+  return 18 * (1024 + 3 * 64) + 4 * 1024 + std::size_t{kTaskRows} * kBlock * sizeof(float);
 }
 
 float f16_to_f32(std::uint16_t half) {

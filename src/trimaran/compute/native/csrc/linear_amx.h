@@ -18,7 +18,9 @@ namespace trimaran::TRIMARAN_TIER {
 
 constexpr int kTile = 16;         // rows
 constexpr int kTileBytes = 1024;
-constexpr int kSlabSteps = 48;    // steps unpacked at once
+// Steps unpacked at once: with as many of the activations they fit the first-level cache;
+// with few rows, so do the weights to come.
+constexpr int kSlabSteps = 18, kShortSlabSteps = 6, kShortSlabRows = 64;
 // Up to so many rows vectors are as fast.
 constexpr int kVectorRows4 = 5, kVectorRows8 = 9;
 
@@ -217,11 +219,12 @@ static void linear_int_tiles(const LinearTask& task) {
   const LinearView& weight = *task.weight;
   const LinearScratch scratch(task.scratch);
   const int rows = task.row_end - task.row_begin, steps = weight.steps();
+  const int size = rows <= kShortSlabRows ? kShortSlabSteps : kSlabSteps;
   load_tiles(LinearTiles(rows < kTile ? rows : kTile, Products<F>::depth));
   for (int block = task.block_begin; block < task.block_end; ++block) {
     const std::uint8_t* data = weight.data + block * weight.block_bytes;
-    for (int begin = 0; begin < steps; begin += kSlabSteps) {
-      const int end = begin + kSlabSteps < steps ? begin + kSlabSteps : steps;
+    for (int begin = 0; begin < steps; begin += size) {
+      const int end = begin + size < steps ? begin + size : steps;
       const Slab slab{begin, end, steps};
       unpack_slab<F>(weight, data, slab, scratch);
       for (int first = 0; first < rows; first += kTile) {

@@ -144,6 +144,9 @@ static inline void step_sums(const std::uint8_t* codes, const RowStep* rows, int
 
 #endif
 
+// Weights are read in order, on into the next block.
+constexpr int kFetchAhead = 4096;
+
 template <class F, int R>
 static void int_rows(const LinearTask& task, int block, int row) {
   const LinearView& weight = *task.weight;
@@ -163,6 +166,8 @@ static void int_rows(const LinearTask& task, int block, int row) {
     acc[r] = vzero();
   }
   for (int step = 0; step < steps; ++step, codes += F::step_bytes) {
+    for (int line = 0; line < F::step_bytes; line += 64)
+      __builtin_prefetch(codes + kFetchAhead + line);
     V16 isum[F::groups][R];
     step_sums<F, R>(codes, rows, weight.offset, isum);
     for (int g = 0; g < F::groups; ++g) {
