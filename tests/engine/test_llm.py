@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,3 +132,21 @@ def test_a_closed_engine_says_so(smollm2_path: Path) -> None:
     llm.close()
     with pytest.raises(EngineClosedError):
         llm.generate("Hello", GREEDY)
+
+
+def test_one_that_is_never_closed_ends_with_its_last_reference_or_the_program(
+    smollm2_path: Path,
+) -> None:
+    llm = LLM(smollm2_path, kv_cache_bytes=8 << 20)
+    thread = llm._thread
+    del llm
+    assert not thread.alive
+    program = (
+        "import sys; from trimaran import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], kv_cache_bytes=8 << 20)\n"
+        "next(llm.stream('Hello', SamplingParams(max_tokens=None, ignore_eos=True)))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, smollm2_path], capture_output=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -168,6 +168,11 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        thread = getattr(self, "_thread", None)  # missing where loading failed
+        if thread is not None:
+            thread.close()
+
     # ------------------------------------------------------------------ inside
 
     def _chat_ids(self, text: str) -> list[int]:

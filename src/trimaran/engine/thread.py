@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import queue
 import threading
@@ -33,6 +34,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a step in native code must not outlive the interpreter
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Hands a request in; `sink` gets all of its deltas, the last with a finish reason.
@@ -59,6 +61,7 @@ class EngineThread:
         """Ends every request, stops the thread, frees the back end; may be called twice."""
         with self._lock:
             self._closing = True
+        atexit.unregister(self.close)
         self._inbox.put(lambda: None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
