@@ -29,11 +29,16 @@ template <class Value>
 static inline void finish_rows(const LinearTask& task, int row, int block, int count,
                                Value value) {
   const bool whole = (block + 1) * kBlock <= task.weight->outputs;
-  if (!whole || task.bias != nullptr || task.gated) {
+  if (!whole || task.bias != nullptr || (task.gated && task.residual != nullptr)) {
     for (int r = 0; r < count; ++r) finish_row(task, row + r, block, value(r));
     return;
   }
   float* out = task.out + row * task.out_stride + block * kBlock;
+  if (task.gated) {
+    for (int r = 0; r < count; ++r, out += task.out_stride)
+      vstore(out, silu_mul_lanes(vload(out), value(r)));
+    return;
+  }
   if (task.residual == nullptr) {
     for (int r = 0; r < count; ++r, out += task.out_stride) vstore(out, value(r));
     return;
