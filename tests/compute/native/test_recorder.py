@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.tiny import ArrayStorage, tiny_model
 
@@ -133,7 +133,7 @@ def may_overwrite(node: Node, out: Symbol, over: Symbol) -> bool:
     return False
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tapes())
 def test_no_buffer_is_written_while_it_is_needed(tape: Tape) -> None:
     buffers = placing._Buffers(FakeProgram(), tape)  # type: ignore[arg-type]
