@@ -73,6 +73,15 @@ def test_a_sum_that_is_read_twice_is_not_fused() -> None:
     assert sum(isinstance(node, Add) for node in nodes) == 2
 
 
+def test_a_layer_that_adds_to_another_is_not_grouped_with_it() -> None:
+    tokens, positions = Symbol(1), Symbol(1)
+    ops = Recorder(tokens, positions)
+    x = ops.embed(tokens, weight(20))
+    ops.logits(ops.add(ops.linear(x, weight(8)), ops.linear(x, weight(8))), weight(20))
+    nodes = group_linears(fuse_residuals(ops.nodes, Symbol(20)))
+    assert [len(node.parts) for node in nodes if isinstance(node, Linear)] == [1, 1, 1]
+
+
 def test_a_forward_that_leaves_a_weight_unused_is_refused() -> None:
     model = tiny_model()
 
@@ -133,7 +142,7 @@ def may_overwrite(node: Node, out: Symbol, over: Symbol) -> bool:
     return False
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tapes())
 def test_no_buffer_is_written_while_it_is_needed(tape: Tape) -> None:
     buffers = placing._Buffers(FakeProgram(), tape)  # type: ignore[arg-type]

@@ -270,11 +270,19 @@ def fuse_residuals(nodes: list[Node], logits: Symbol) -> list[Node]:
 
 
 def group_linears(nodes: list[Node]) -> list[Node]:
-    """Linear layers of one input that follow each other, as one node."""
+    """Linear layers of one input that follow each other, as one node.
+
+    Its parts are computed in any order, so none may add to what another makes.
+    """
     grouped: list[Node] = []
     for node in nodes:
         last = grouped[-1] if grouped else None
-        if isinstance(node, Linear) and isinstance(last, Linear) and last.x is node.x:
+        if (
+            isinstance(node, Linear)
+            and isinstance(last, Linear)
+            and last.x is node.x
+            and not set(inputs_of(node)) & set(outputs_of(last))
+        ):
             grouped[-1] = replace(last, parts=last.parts + node.parts)
         else:
             grouped.append(node)

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -31,6 +32,23 @@ Memory& Memory::operator=(Memory&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   return *this;
+}
+
+SharedMemory::SharedMemory(std::size_t bytes) : bytes_(bytes) {
+  constexpr std::size_t kStretch = std::size_t{64} << 20;
+  static std::mutex mutex;
+  static std::weak_ptr<Memory> current;
+  static std::size_t used = 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const std::size_t wanted = round_up(bytes, 64);
+  stretch_ = current.lock();
+  if (!stretch_ || stretch_->size() - used < wanted) {
+    stretch_ = std::make_shared<Memory>(wanted > kStretch ? wanted : kStretch);
+    current = stretch_;
+    used = 0;
+  }
+  data_ = stretch_->as<char>() + used;
+  used += wanted;
 }
 
 }  // namespace trimaran

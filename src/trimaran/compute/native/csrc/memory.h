@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 namespace trimaran {
 
@@ -24,6 +25,27 @@ class Memory {
   }
 
  private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// A piece of a large stretch that many share: small matrices by themselves would lie in small
+// pages, whose translation costs more than their reading. The stretch goes with its last
+// piece.
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  // Throws std::bad_alloc. May be called by several threads.
+  explicit SharedMemory(std::size_t bytes);
+
+  std::size_t size() const { return bytes_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  std::shared_ptr<Memory> stretch_;
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };

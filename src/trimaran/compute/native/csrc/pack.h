@@ -34,7 +34,7 @@ class PackedLinear {
 
  private:
   LinearView view_;
-  Memory memory_;
+  SharedMemory memory_;
   std::string format_;
 };
 
