@@ -257,6 +257,8 @@ def test_options_that_cannot_be_had_are_refused() -> None:
         backend.allocate_cache(8, 5)
     with pytest.raises(CapacityError, match="kv_cache_bytes"):
         backend.allocate_cache(1 << 27, 8)
+    with pytest.raises(CapacityError, match="max_num_batched_tokens"):
+        NativeBackend(model, max_rows=2**31 - 64)
     with pytest.raises(BackendError, match="head_dim"):
         NativeBackend(tiny_model(head_dim=24))
 

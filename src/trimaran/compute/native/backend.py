@@ -66,10 +66,7 @@ class NativeBackend:
         try:
             tape = record(model)
             packed = pack_all(matrices_of(tape), weights, self._threads)
-            self._program: _native.Program | None = build_program(tape, packed)
-            self._executor: _native.Executor | None = _native.Executor(
-                self._program, self._isa, self._threads, max_rows
-            )
+            program = build_program(tape, packed)
         except ValueError as error:
             raise BackendError(f"the native kernels can't run this model: {error}") from None
         except MemoryError:
@@ -77,9 +74,23 @@ class NativeBackend:
                 "there isn't enough memory for the packed weights; use a smaller model, or one"
                 " that is quantised to fewer bits"
             ) from None
+        self._executor: _native.Executor | None = self._start(program, max_rows)
         self._formats = Counter(matrix.format for matrix in packed.values())
         self._weight_bytes = sum(matrix.nbytes for matrix in packed.values())
         self.sampler = NativeSampler(self._isa)
+
+    def _start(self, program: _native.Program, max_rows: int) -> _native.Executor:
+        try:
+            return _native.Executor(program, self._isa, self._threads, max_rows)
+        except MemoryError:
+            raise CapacityError(
+                f"there isn't enough memory for the activations of {max_rows} rows; lower"
+                " max_num_batched_tokens"
+            ) from None
+        except RuntimeError as error:
+            raise BackendError(
+                f"{self._threads} threads can't be started: {error}; lower threads"
+            ) from None
 
     def describe(self) -> dict[str, Any]:
         executor = self._executor
@@ -157,7 +168,6 @@ class NativeBackend:
 
     def close(self) -> None:
         self._executor = None
-        self._program = None
 
     def _open(self) -> _native.Executor:
         if self._executor is None:

@@ -114,7 +114,9 @@ std::vector<std::pair<std::string, double>> Executor::phase_seconds() const {
   std::vector<std::pair<std::string, double>> result;
   for (std::size_t i = 0; i < phases_.size(); ++i) {
     const Kind kind = phases_[i].kind;
-    std::string name = kind == Kind::kCopies ? "copies" : kind == Kind::kRows ? "rows" : "attention";
+    std::string name = kind == Kind::kCopies ? "copies"
+                       : kind == Kind::kRows ? "rows"
+                                             : "attention";
     if (kind == Kind::kLinear) {
       const Instruction& first = program_->instructions()[phases_[i].begin];
       int outputs = 0;
@@ -142,7 +144,8 @@ void Executor::prepare_step(const Step& step) {
   const std::size_t row_bytes = program_->buffers()[program_->logits()].width * sizeof(float);
   const std::size_t wanted = round_up(std::max(step.logit_rows, 1), 16) * row_bytes;
   // Rows by the thousand are rare (log-probabilities of a prompt): they are given back.
-  if (!logits_ || logits_->size() < wanted || logits_->size() > wanted + kSpareLogitRows * row_bytes)
+  if (!logits_ || logits_->size() < wanted ||
+      logits_->size() > wanted + kSpareLogitRows * row_bytes)
     logits_ = std::make_shared<Memory>(wanted);
   buffers_[program_->logits()] = logits_->as<float>();
   Instruction shape(Op::kAttention);

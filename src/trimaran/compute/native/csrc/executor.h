@@ -50,7 +50,6 @@ class Executor {
 
   std::size_t activation_bytes() const;
   std::size_t cache_bytes() const { return cache_.size(); }
-  int threads() const { return pool_.size(); }
 
  private:
   enum class Kind { kCopies, kRows, kLinear, kAttention, kMerges };

@@ -133,6 +133,8 @@ static void unpack_slab(const LinearView& weight, const std::uint8_t* block, con
     if constexpr (F::mins)
       vstore(scratch.mins + at * kBlock, load_scales(weight, block + weight.mins_at, step));
   }
+  // The compiler doesn't know that tile loads read memory: no store may move behind them.
+  asm volatile("" : : : "memory");
 }
 
 // acc += scale * sum [+ min * (sum of q)], one group of R rows. With U8 `high` has the sums
