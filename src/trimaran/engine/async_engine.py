@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 from trimaran.core.errors import RequestFailedError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
-from trimaran.core.request import FinishReason, Request
+from trimaran.core.request import Request
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.engine.collector import OutputCollector
+from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
@@ -80,20 +80,17 @@ class AsyncEngine:
         if relay._loop is not loop:  # a loop that ended left its address to this one
             relay = self._relays[id(loop)] = _LoopRelay(loop)
         queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
-        open_sequences = request.params.n
+        unfinished = request.params.n
         self._thread.submit(request, lambda deltas: relay.send(queue, deltas))
         try:
-            while open_sequences:
+            while unfinished:
                 delta = await queue.get()
+                unfinished = sequences_left(unfinished, delta)
                 if delta.error is not None:
-                    open_sequences = 0
                     raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
-                if delta.finish_reason is not None:
-                    aborted = delta.finish_reason is FinishReason.ABORT
-                    open_sequences = 0 if aborted else open_sequences - 1
                 yield delta
         finally:
-            if open_sequences:
+            if unfinished:
                 self._thread.abort(request.id)
 
     async def generate(

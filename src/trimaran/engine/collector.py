@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from trimaran.core.errors import RequestFailedError
 from trimaran.core.outputs import CompletionOutput, RequestOutput, SequenceDelta
+from trimaran.core.request import FinishReason
+
+
+def sequences_left(left: int, delta: SequenceDelta) -> int:
+    """How many of a request's sequences are still to end once `delta` has come.
+
+    An abort or an error ends all of them, those too that had not begun.
+    """
+    if delta.error is not None or delta.finish_reason is FinishReason.ABORT:
+        return 0
+    return left - (delta.finish_reason is not None)
 
 
 class OutputCollector:
@@ -42,10 +53,7 @@ class OutputCollector:
             output.text = "".join(self._text[delta.index])
             output.finish_reason = delta.finish_reason
             output.stop_reason = delta.stop_reason
-            self._open -= 1
-            # An abort or error before the prompt forked ends sequences that never began.
-            if self.error is not None or delta.finish_reason == "abort":
-                self._open = 0
+        self._open = sequences_left(self._open, delta)
         self.output.finished = self._open == 0
         return self.output.finished
 

@@ -11,9 +11,9 @@ from typing import Any
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import ParameterError, RequestFailedError, TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
-from trimaran.core.request import FinishReason, Request
+from trimaran.core.request import Request
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.engine.collector import OutputCollector
+from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.factory import Phases, load_engine
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
@@ -227,12 +227,9 @@ class LLM:
         try:
             while unfinished:
                 for delta in inbox.get():
+                    unfinished = sequences_left(unfinished, delta)
                     if delta.error is not None:
-                        unfinished = 0
                         raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
-                    if delta.finish_reason is not None:
-                        aborted = delta.finish_reason is FinishReason.ABORT
-                        unfinished = 0 if aborted else unfinished - 1
                     yield delta
         finally:
             if unfinished:
