@@ -58,9 +58,9 @@ def test_stop_strings_cut_the_text_at_their_first_place(
         assert not any(stop in text for stop in stops)
         assert emitted + out.finish() == text
     else:
-        assert match.text in stops
+        assert match in stops
         place = min(seen.find(stop) for stop in stops if stop in seen)
-        assert emitted == seen[:place] + (match.text if include else "")
+        assert emitted == seen[:place] + (match if include else "")
 
 
 def test_stop_strings_pass_before_min_tokens() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -25,8 +22,3 @@ def derive_seed(seed: int, index: int) -> int:
 def uniform(seed: int, position: int) -> float:
     """In [0, 1) with 53 bits: the draw of stream `seed` at `position`."""
     return (mix((seed + (position + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
-
-
-def uniforms(pairs: list[tuple[int, int]]) -> npt.NDArray[np.float64]:
-    """[N] draws for (seed, position) pairs."""
-    return np.array([uniform(seed, position) for seed, position in pairs], np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 
@@ -46,9 +45,7 @@ class EngineCore:
         self.config = config
         self.max_model_len = max_model_len
         self.clock = clock
-        self.on_step: Callable[[ScheduledStep], None] | None = None
         self._live: dict[str, LiveRequest] = {}
-        self._seeds: dict[str, int] = {}
         self._arrivals = itertools.count()
 
     # ------------------------------------------------------------------ requests
@@ -101,17 +98,12 @@ class EngineCore:
             request, self.tokenizer, self.model.eos_token_ids, self.max_model_len, seed
         )
         self._live[request.id] = live
-        self._seeds[request.id] = seed
         self.scheduler.add(live.generations[0].sequence)
 
     def abort(self, request_id: str) -> list[SequenceDelta]:
         """Ends a request at once and frees what it holds; unknown ids are ignored."""
         live = self._live.get(request_id)
         return [] if live is None else self._end(live, FinishReason.ABORT)
-
-    def abort_all(self) -> list[SequenceDelta]:
-        """Ends every request."""
-        return [delta for request_id in list(self._live) for delta in self.abort(request_id)]
 
     def is_live(self, request_id: str) -> bool:
         """Whether the request was taken in and has not ended."""
@@ -133,8 +125,6 @@ class EngineCore:
             return self._end(self._live[error.request_id], FinishReason.ERROR, str(error))
         if step is None:
             return []
-        if self.on_step is not None:
-            self.on_step(step)
         self._note_scheduled(step)
         try:
             logits = self.backend.run(step.plan)
@@ -168,7 +158,7 @@ class EngineCore:
             generation = next(g for g in live.generations if g.sequence is sequence)
             picks.append(Pick(generation, row))
             if live.request.params.n > 1 and not sequence.forked:
-                for child in live.fork(self._seeds[live.request.id]):
+                for child in live.fork():
                     self.scheduler.fork(sequence, child.sequence)
                     picks.append(Pick(child, row))
         return picks
@@ -273,4 +263,3 @@ class EngineCore:
     def _forget(self, live: LiveRequest, now: float) -> None:
         live.metrics.finished = now
         self._live.pop(live.request.id, None)
-        self._seeds.pop(live.request.id, None)

@@ -8,7 +8,7 @@ from trimaran.core.outputs import Logprobs, RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence
 from trimaran.core.uniforms import derive_seed
 from trimaran.engine.adjustments import Adjustments, adjustments_for
-from trimaran.engine.text import StopMatch, TextStream
+from trimaran.engine.text import TextStream
 from trimaran.models.tokenizer import Tokenizer
 
 
@@ -29,6 +29,7 @@ class LiveRequest:
     Attributes:
         eos_ids: the model's tokens that end a sequence (none with `ignore_eos`).
         max_tokens: output tokens at most, the context's end included.
+        seed: of the request; each of its sequences derives its own from it.
         prompt_logprobs: entries found so far, one a prompt token; None when not asked.
     """
 
@@ -36,6 +37,7 @@ class LiveRequest:
     tokenizer: Tokenizer
     eos_ids: frozenset[int]
     max_tokens: int
+    seed: int
     metrics: RequestMetrics
     generations: list[Generation] = field(default_factory=list)
     prompt_logprobs: list[Logprobs | None] | None = None
@@ -57,6 +59,7 @@ class LiveRequest:
             tokenizer=tokenizer,
             eos_ids=frozenset() if params.ignore_eos else frozenset(model_eos),
             max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            seed=seed,
             metrics=RequestMetrics(arrival=request.arrival),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
@@ -94,7 +97,7 @@ class LiveRequest:
         self.generations.append(generation)
         return generation
 
-    def fork(self, seed: int) -> list[Generation]:
+    def fork(self) -> list[Generation]:
         """The sequences 1 .. n-1, as far computed as the first."""
         parent = self.generations[0].sequence
         parent.forked = True
@@ -104,7 +107,7 @@ class LiveRequest:
                     request=self.request,
                     index=index,
                     tokens=list(parent.tokens),
-                    seed=derive_seed(seed, index),
+                    seed=derive_seed(self.seed, index),
                     computed=parent.computed,
                     cached=parent.cached,
                     forked=True,
@@ -130,10 +133,9 @@ def take_token(generation: Generation, token: int) -> tuple[SequenceDelta, Finis
         delta.text = generation.text.finish()
         delta.stop_reason = None if token in live.eos_ids else token
         return delta, FinishReason.STOP
-    stop: StopMatch | None
     delta.text, stop = generation.text.push(token, length >= params.min_tokens)
     if stop is not None:
-        delta.stop_reason = stop.text
+        delta.stop_reason = stop
         return delta, FinishReason.STOP
     if length >= live.max_tokens:
         delta.text += generation.text.finish()

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class StopMatch:
-    """The stop string that was found."""
-
-    text: str
 
 
 class TextStream:
@@ -42,7 +34,7 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
 
-    def push(self, token: int, look_for_stops: bool = True) -> tuple[str, StopMatch | None]:
+    def push(self, token: int, look_for_stops: bool = True) -> tuple[str, str | None]:
         """Adds a token; returns (text now certain, the stop string found or None).
 
         With `look_for_stops` false (before `min_tokens`) stop strings pass as plain text.
@@ -57,7 +49,7 @@ class TextStream:
         self._held = ""
         return rest
 
-    def _emit(self, look_for_stops: bool) -> tuple[str, StopMatch | None]:
+    def _emit(self, look_for_stops: bool) -> tuple[str, str | None]:
         text = self._held
         if not self._stops or not look_for_stops:
             self._held = ""
@@ -67,7 +59,7 @@ class TextStream:
             place, stop = min(found)
             self._held = ""
             self._decoder.reset()
-            return text[: place + len(stop) if self._include_stop else place], StopMatch(stop)
+            return text[: place + len(stop) if self._include_stop else place], stop
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
