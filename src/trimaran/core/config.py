@@ -9,7 +9,7 @@ from typing import Any
 from trimaran.core.errors import ConfigError, nearest
 
 BACKENDS = ("auto", "native", "reference")
-WEIGHTS = ("as-is", "bf16", "int8")
+WEIGHTS = ("as-is", "bf16", "int8", "int4")
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 BLOCK_SIZES = (4, 8, 16, 32)
 ORDERS = ("fcfs",)
@@ -24,7 +24,8 @@ class EngineConfig:
         backend: "native" (C++), "reference" (numpy, slow), or "auto": native where it was
             compiled, else reference with a warning.
         weights: how linear weights are held: "as-is" (the file's own precision), "bf16",
-            or "int8" (a scale per output channel).
+            "int8" or "int4" (rounded to nearest, a scale and a minimum per 32 inputs; of
+            int4, embeddings and output head are held in int8).
         isa: instruction set of the native kernels; "auto" takes the best the CPU has.
         threads: compute threads; 0 takes the CPUs this process may run on.
         max_model_len: longest prompt + output in tokens; None takes the model's own, or

@@ -60,8 +60,9 @@ def qwen2_model() -> Model:
 def test_near_the_reference_on_the_files_own_weights(isa: str, type_name: str) -> None:
     model = quantized_model(type_name)
     native = run_alone(NativeBackend(model, isa=isa, threads=2), TOKENS)
-    # What is left are 12 bits of activations and a cache in bf16.
-    assert_near(native, run_alone(ReferenceBackend(model), TOKENS), 0.01)
+    # What is left are activations in 12 bits, or all in bf16, and a cache in bf16.
+    tolerance = 0.03 if isa == "amx" else 0.01
+    assert_near(native, run_alone(ReferenceBackend(model), TOKENS), tolerance)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -86,14 +87,21 @@ def real_logits(real_model: Model) -> tuple[list[int], Float32]:
     return tokens, run_alone(ReferenceBackend(real_model), tokens)
 
 
-@pytest.mark.parametrize("weights", ["as-is", "bf16", "int8"])
+@pytest.mark.parametrize(
+    ("weights", "tolerance", "equal"),
+    [("as-is", 0.06, 0.9), ("bf16", 0.05, 0.9), ("int8", 0.08, 0.9), ("int4", 0.3, 0.6)],
+)
 def test_near_the_reference_on_a_real_model(
-    real_model: Model, real_logits: tuple[list[int], Float32], weights: str
+    real_model: Model,
+    real_logits: tuple[list[int], Float32],
+    weights: str,
+    tolerance: float,
+    equal: float,
 ) -> None:
     tokens, reference = real_logits
     native = run_alone(NativeBackend(real_model, weights=weights), tokens)
-    assert_near(native, reference, 0.05)
-    assert np.mean(native.argmax(axis=1) == reference.argmax(axis=1)) >= 0.9
+    assert_near(native, reference, tolerance)
+    assert np.mean(native.argmax(axis=1) == reference.argmax(axis=1)) >= equal
 
 
 def test_tiers_with_fused_operations_give_equal_bits() -> None:
@@ -132,7 +140,7 @@ def in_company(backend: Backend, tokens: list[int], block_size: int, seed: int) 
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "bf16", "int8"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "bf16", "int8", "int4"])
 def test_logits_do_not_depend_on_the_batch(isa: str, kind: str) -> None:
     as_is = kind.startswith("Q")
     model = quantized_model(kind) if as_is else tiny_model(5)

@@ -9,7 +9,7 @@ from typing import Any
 from trimaran.compute.native import _native
 from trimaran.compute.native.packing import pack_all
 from trimaran.compute.native.program import build_program
-from trimaran.compute.native.recorder import matrices_of, record
+from trimaran.compute.native.recorder import record
 from trimaran.compute.native.sampler import NativeSampler
 from trimaran.core.config import WEIGHTS
 from trimaran.core.errors import BackendError, CapacityError
@@ -29,7 +29,7 @@ class NativeBackend:
     """Runs a model's recorded forward in one call a step; implements `Backend`.
 
     Activations between operations are float32. A linear layer in 4 or 8 bits rounds its
-    input to 12 bits a row and sums exactly, one in bf16 rounds it to bf16; csrc/linear.h
+    input to 12 bits a row and sums exactly, or on AMX becomes bf16 tile by tile; csrc/linear.h
     and csrc/attention.h state the arithmetic. The KV cache is bf16.
     """
 
@@ -45,7 +45,7 @@ class NativeBackend:
         """Packs the weights and starts the threads.
 
         Args:
-            weights: "as-is", "bf16" or "int8", as in `EngineConfig`.
+            weights: "as-is", "bf16", "int8" or "int4", as in `EngineConfig`.
             isa: "auto" or one of `available_isas`.
             threads: 0 takes the CPUs this process may run on.
             max_rows: rows of a step, at most; memory for activations is sized by it.
@@ -65,7 +65,7 @@ class NativeBackend:
         self._config = model.config
         try:
             tape = record(model)
-            packed = pack_all(matrices_of(tape), weights, self._threads)
+            packed = pack_all(tape, weights, self._isa, self._threads)
             program = build_program(tape, packed)
         except ValueError as error:
             raise BackendError(f"the native kernels can't run this model: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from itertools import pairwise
 
 from trimaran.compute.native import _native
 from trimaran.compute.native.recorder import (
@@ -43,10 +44,15 @@ class _Buffers:
         }
         self._last_use[tape.logits] = len(tape.nodes)
         self._numbers: dict[Symbol, int] = {}
+        self._direct = direct_symbols(tape)
         self._free: defaultdict[tuple[int, bool], list[int]] = defaultdict(list)
 
     def __getitem__(self, symbol: Symbol) -> int:
         return self._numbers[symbol]
+
+    def direct(self, symbol: Symbol) -> bool:
+        """Whether who makes it may round it for the linear layer that reads it."""
+        return symbol in self._direct
 
     def place(self, index: int, node: Node) -> None:
         """Finds buffers for the node's outputs, then frees those of its dead inputs."""
@@ -63,6 +69,22 @@ class _Buffers:
                 )
         for symbol in dead:
             self._free[symbol.width, symbol.logits].append(self._numbers[symbol])
+
+
+def direct_symbols(tape: Tape) -> set[Symbol]:
+    """Outputs of attention and gated layers that nothing but the next node reads, a linear layer.
+
+    So no more than one of them is alive at any time.
+    """
+    return {
+        node.out
+        for node, reader in pairwise(tape.nodes)
+        if isinstance(node, Attention | GatedLinear)
+        and isinstance(reader, Linear)
+        and reader.x is node.out
+        and sum(node.out in inputs_of(other) for other in tape.nodes) == 1
+        and inputs_of(reader).count(node.out) == 1
+    }
 
 
 def _overwrites(node: Node) -> list[tuple[Symbol, Symbol | None]]:
@@ -113,6 +135,7 @@ def _emit(program: _native.Program, at: _Buffers, node: Node, packed: Packed) ->
                 spec.kv_heads,
                 spec.head_dim,
                 spec.scale,
+                at.direct(out),
             )
         case SiluMul(out, gate, up):
             program.silu_mul(at[out], at[gate], at[up])
@@ -121,9 +144,11 @@ def _emit(program: _native.Program, at: _Buffers, node: Node, packed: Packed) ->
         case Gather(out, x):
             program.gather(at[out], at[x])
         case Linear(x, parts):
-            program.linear(at[x], [_part(at, part, part.out, packed) for part in parts])
+            packed_parts = [_part(at, part, part.out, packed) for part in parts]
+            program.linear(at[x], packed_parts, at.direct(x))
         case GatedLinear(out, x, gate, up):
-            program.gated_linear(at[x], _part(at, gate, out, packed), _part(at, up, out, packed))
+            gates, values = (_part(at, part, out, packed) for part in (gate, up))
+            program.gated_linear(at[x], gates, values, at.direct(out))
 
 
 def _part(

@@ -248,6 +248,13 @@ def matrices_of(tape: Tape) -> list[Weight]:
     return found
 
 
+def vocabulary_matrices(tape: Tape) -> set[str]:
+    """Names of those with a row a token: of embeddings and of the logits."""
+    names = {node.weight.name for node in tape.nodes if isinstance(node, Embed)}
+    parts = [part for node in tape.nodes for part in _parts(node)]
+    return names | {part.weight.name for part in parts if part.out is tape.logits}
+
+
 def fuse_residuals(nodes: list[Node], logits: Symbol) -> list[Node]:
     """Sums of something and the linear layer just before, which nothing else reads."""
     uses = Counter(symbol for node in nodes for symbol in inputs_of(node))

@@ -12,7 +12,7 @@ namespace trimaran {
 namespace {
 
 constexpr int kRowsInHand = 8;      // that a chain of row instructions keeps in the cache
-constexpr int kUnitsPerThread = 6;  // of a linear phase: enough to even out
+constexpr int kUnitsPerThread = 6;  // of a linear phase: enough to even out, at least
 constexpr int kSpareLogitRows = 256;
 
 double seconds_since_start() {
@@ -23,8 +23,16 @@ double seconds_since_start() {
 }  // namespace
 
 Executor::Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows)
-    : program_(std::move(program)), tier_(tier_of(isa)), max_rows_(max_rows), pool_(threads) {
+    : program_(std::move(program)),
+      tier_(tier_of(isa)),
+      direct_(!tier_.multiplies_integers()),
+      max_rows_(max_rows),
+      pool_(threads) {
   if (program_->logits() < 0) throw std::invalid_argument("the recorded plan has no logits");
+  for (const Instruction& instruction : program_->instructions())
+    for (const LinearPart& part : instruction.parts)
+      if (!can_multiply(tier_, part.weight->view()))
+        throw std::invalid_argument("weights packed for another instruction set");
   make_phases();
   take_buffers();
   const AttentionShape& shape = program_->cache_shape();
@@ -40,11 +48,12 @@ void Executor::make_phases() {
   phases_.push_back({Kind::kCopies, Space::kTokens, 0, 0});
   const std::vector<Instruction>& all = program_->instructions();
   for (int i = 0; i < static_cast<int>(all.size()); ++i) {
+    if (direct_ && all[i].op == Op::kPrepare && all[i].direct_input) continue;
     const Kind kind = all[i].op == Op::kLinear      ? Kind::kLinear
                       : all[i].op == Op::kAttention ? Kind::kAttention
                                                     : Kind::kRows;
     Phase& last = phases_.back();
-    if (kind == Kind::kRows && last.kind == kind && last.space == all[i].space)
+    if (kind == Kind::kRows && last.kind == kind && last.space == all[i].space && last.end == i)
       last.end = i + 1;
     else
       phases_.push_back({kind, all[i].space, i, i + 1});
@@ -66,12 +75,14 @@ void Executor::take_buffers() {
   std::vector<std::size_t> at;
   for (int i = 0; i < static_cast<int>(buffers.size()); ++i)
     at.push_back(i == program_->logits() ? 0 : take(rows * buffers[i].stride * sizeof(float)));
-  const std::size_t planes = take(rows * steps * kStepBytes);
-  const std::size_t sums16 = take(rows * steps * 2 * sizeof(std::int32_t));
-  const std::size_t sums32 = take(rows * steps * sizeof(std::int32_t));
-  const std::size_t sums32f = take(rows * steps * sizeof(float));
-  const std::size_t scales = take(rows * sizeof(float));
-  const std::size_t bf16 = take(rows * steps * kStepBytes);
+  const std::size_t quantized = tier_.multiplies_integers() ? rows : 0;
+  const std::size_t planes = take(quantized * steps * kStepBytes);
+  const std::size_t sums16 = take(quantized * steps * 2 * sizeof(std::int32_t));
+  const std::size_t sums32 = take(quantized * steps * sizeof(std::int32_t));
+  const std::size_t sums32f = take(quantized * steps * sizeof(float));
+  const std::size_t scales = take(quantized * sizeof(float));
+  const std::size_t prepared = take(rows * steps * kStepBytes);
+  const std::size_t delivered = take((direct_ ? rows : 0) * steps * kStepBytes);
   activations_ = Memory(bytes);
   auto* base = activations_.as<std::uint8_t>();
   for (std::size_t offset : at) buffers_.push_back(reinterpret_cast<float*>(base + offset));
@@ -80,7 +91,8 @@ void Executor::take_buffers() {
   quant_.sums32 = reinterpret_cast<std::int32_t*>(base + sums32);
   quant_.sums32f = reinterpret_cast<float*>(base + sums32f);
   quant_.scales = reinterpret_cast<float*>(base + scales);
-  bf16_ = base + bf16;
+  bf16_[0] = base + prepared;
+  bf16_[1] = base + delivered;
 }
 
 void Executor::allocate_cache(int blocks, int block_size) {
@@ -253,7 +265,7 @@ void Executor::run_row(const Instruction& op, int row) {
   const auto input = [&](int buffer) { return row_of(buffer, row); };
   switch (op.op) {
     case Op::kEmbed:
-      dequantize_output(op.weight->view(), step_.tokens[row], row_of(op.out, row));
+      tier_.weights_of(op.weight->view(), step_.tokens[row], row_of(op.out, row));
       break;
     case Op::kAngles: {
       const std::size_t half = op.frequencies.size();
@@ -293,7 +305,7 @@ void Executor::run_row(const Instruction& op, int row) {
     case Op::kPrepare: {
       const int width = buffers[op.a].width;
       if (op.integers) tier_.quantize(input(op.a), width, quant_, row);
-      if (op.bf16) tier_.to_bf16(input(op.a), width, bf16_, row);
+      if (op.bf16) tier_.to_bf16(input(op.a), width, bf16_[0], row);
       break;
     }
     case Op::kLinear:
@@ -309,9 +321,10 @@ Executor::LinearGrid Executor::linear_grid(const Phase& phase) const {
   if (op.gated) blocks /= 2;
   LinearGrid grid;
   grid.row_chunks = (rows_of(phase.space) + kTaskRows - 1) / kTaskRows;
-  // Even, since bf16 tiles take blocks in pairs.
-  const int size = pool_.size() == 1 ? blocks : blocks / (kUnitsPerThread * pool_.size());
-  grid.blocks = std::max(2, size + size % 2);
+  const int wanted = kUnitsPerThread * pool_.size();
+  const int chunks = pool_.size() == 1 ? 1 : (wanted + grid.row_chunks - 1) / grid.row_chunks;
+  const int size = (blocks + chunks - 1) / chunks;
+  grid.blocks = size + size % 2;  // even, since tiles may take blocks in pairs
   grid.block_chunks = (blocks + grid.blocks - 1) / grid.blocks;
   return grid;
 }
@@ -319,29 +332,33 @@ Executor::LinearGrid Executor::linear_grid(const Phase& phase) const {
 void Executor::run_linear(const Phase& phase, int unit, int thread) {
   const Instruction& op = program_->instructions()[phase.begin];
   const LinearGrid grid = linear_grid(phase);
-  LinearTask task;
-  task.quant = quant_;
-  task.bf16 = bf16_;
-  task.scratch = scratch_[thread].as<void>();
-  task.row_begin = unit / grid.block_chunks * kTaskRows;
-  task.row_end = std::min(rows_of(phase.space), task.row_begin + kTaskRows);
+  const int row_begin = unit / grid.block_chunks * kTaskRows;
   int begin = unit % grid.block_chunks * grid.blocks, end = begin + grid.blocks;
-  for (const LinearPart& part : op.parts) {
-    const int own = part.weight->view().blocks();
+  for (std::size_t i = op.gated ? 1 : 0; i < op.parts.size(); ++i) {
+    LinearTask task = task_of(op.parts[i]);
+    const int own = task.weight->blocks();
+    if (op.gated) {
+      const LinearPart& gate = op.parts[0];
+      task.gate = &gate.weight->view();
+      if (!gate.bias.empty()) task.gate_bias = gate.bias.data();
+    }
+    if (direct_ && op.direct_output) task.out_bf16 = bf16_[1];
+    task.bf16 = bf16_[direct_ && op.direct_input ? 1 : 0];
+    task.scratch = scratch_[thread].as<void>();
+    task.row_begin = row_begin;
+    task.row_end = std::min(rows_of(phase.space), row_begin + kTaskRows);
     task.block_begin = std::max(0, begin);
     task.block_end = std::min(own, end);
-    if (task.block_begin < task.block_end) run_part(part, task);
-    if (op.gated) {
-      task.gated = true;  // the second layer meets the first one's outputs
-    } else {
-      begin -= own;
-      end -= own;
-    }
+    if (task.block_begin < task.block_end) tier_.linear(task);
+    begin -= own;
+    end -= own;
   }
 }
 
-void Executor::run_part(const LinearPart& part, LinearTask task) {
+LinearTask Executor::task_of(const LinearPart& part) const {
   const std::vector<Buffer>& buffers = program_->buffers();
+  LinearTask task;
+  task.quant = quant_;
   task.weight = &part.weight->view();
   task.out = buffers_[part.out];
   task.out_stride = buffers[part.out].stride;
@@ -350,7 +367,7 @@ void Executor::run_part(const LinearPart& part, LinearTask task) {
     task.residual = buffers_[part.residual];
     task.residual_stride = buffers[part.residual].stride;
   }
-  tier_.linear(task);
+  return task;
 }
 
 AttentionArgs Executor::attention_args(const Instruction& instruction) const {
@@ -362,6 +379,7 @@ AttentionArgs Executor::attention_args(const Instruction& instruction) const {
   args.k = data(instruction.b);
   args.v = data(instruction.c);
   args.out = data(instruction.out);
+  if (direct_ && instruction.direct_output) args.out_bf16 = bf16_[1];
   args.k_cache = cache_.as<std::uint16_t>() + 2 * shape.layer * layer_elements;
   args.v_cache = args.k_cache + layer_elements;
   args.rows = step_.rows;

@@ -80,7 +80,7 @@ class Executor {
   void run_row(const Instruction& instruction, int row);
   LinearGrid linear_grid(const Phase& phase) const;
   void run_linear(const Phase& phase, int unit, int thread);
-  void run_part(const LinearPart& part, LinearTask task);
+  LinearTask task_of(const LinearPart& part) const;
   AttentionArgs attention_args(const Instruction& instruction) const;
   float* row_of(int buffer, int row) const {
     return buffers_[buffer] + static_cast<std::size_t>(row) * program_->buffers()[buffer].stride;
@@ -91,6 +91,7 @@ class Executor {
 
   const std::shared_ptr<const Program> program_;
   const Tier& tier_;
+  const bool direct_;  // producers round their outputs for the next linear layer
   const int max_rows_;
   ThreadPool pool_;
   std::vector<Phase> phases_;
@@ -99,7 +100,7 @@ class Executor {
   std::vector<float*> buffers_;
   std::shared_ptr<Memory> logits_;
   QuantRows quant_;
-  std::uint8_t* bf16_ = nullptr;
+  std::uint8_t* bf16_[2] = {};  // rounded by kPrepare, and by who made them
   std::vector<Memory> scratch_;  // one a thread
   Memory workspace_;             // of attention
 

@@ -28,24 +28,24 @@ using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 // (weight, bias or [], out, residual or -1)
 using Part = std::tuple<std::shared_ptr<const PackedLinear>, std::vector<float>, int, int>;
 
-void add_linear(Program& program, int a, const std::vector<Part>& parts) {
+void add_linear(Program& program, int a, const std::vector<Part>& parts, bool direct_input) {
   std::vector<LinearPart> linear;
   for (const auto& [weight, bias, out, residual] : parts)
     linear.push_back({weight, bias, out, residual});
-  program.linear(a, std::move(linear));
+  program.linear(a, std::move(linear), direct_input);
 }
 
-void add_gated_linear(Program& program, int a, const Part& gate, const Part& up) {
+void add_gated_linear(Program& program, int a, const Part& gate, const Part& up, bool direct) {
   const auto part = [](const Part& given) {
     const auto& [weight, bias, out, residual] = given;
     return LinearPart{weight, bias, out, residual};
   };
-  program.gated_linear(a, part(gate), part(up));
+  program.gated_linear(a, part(gate), part(up), direct);
 }
 
 void add_attention(Program& program, int out, int q, int k, int v, int layer, int heads,
-                   int kv_heads, int head_dim, float scale) {
-  program.attention(out, q, k, v, {layer, heads, kv_heads, head_dim, scale});
+                   int kv_heads, int head_dim, float scale, bool direct) {
+  program.attention(out, q, k, v, {layer, heads, kv_heads, head_dim, scale}, direct);
 }
 
 void expect_length(const char* name, std::size_t length, std::size_t wanted) {
@@ -113,12 +113,12 @@ void bind_executor(nb::module_& module) {
       .def("rms_norm", &Program::rms_norm, "out"_a, "a"_a, "weight"_a, "eps"_a)
       .def("rope", &Program::rope, "out"_a, "a"_a, "angles"_a, "heads"_a, "head_dim"_a)
       .def("attention", &add_attention, "out"_a, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a,
-           "kv_heads"_a, "head_dim"_a, "scale"_a)
+           "kv_heads"_a, "head_dim"_a, "scale"_a, "direct"_a)
       .def("silu_mul", &Program::silu_mul, "out"_a, "gate"_a, "up"_a)
       .def("add", &Program::add, "out"_a, "a"_a, "b"_a)
       .def("gather", &Program::gather, "out"_a, "a"_a)
-      .def("linear", &add_linear, "a"_a, "parts"_a)
-      .def("gated_linear", &add_gated_linear, "a"_a, "gate"_a, "up"_a)
+      .def("linear", &add_linear, "a"_a, "parts"_a, "direct_input"_a)
+      .def("gated_linear", &add_gated_linear, "a"_a, "gate"_a, "up"_a, "direct"_a)
       .def("finish", &Program::finish, "logits"_a);
   nb::class_<StepRunner>(module, "Executor")
       .def(nb::init<std::shared_ptr<const Program>, const std::string&, int, int>(), "program"_a,

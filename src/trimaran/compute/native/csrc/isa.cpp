@@ -74,6 +74,8 @@ std::string x86_lacks(Isa isa) {
   need(lacks, (states & kAvx512State) == kAvx512State,
        "the system's support for AVX-512 registers");
   if (isa == Isa::kAvx512) return lacks;
+  need(lacks, extended.ecx >> 6 & 1, "AVX512_VBMI2");
+  need(lacks, extended.edx >> 23 & 1, "AVX512_FP16");
   need(lacks, more.eax >> 5 & 1, "AVX512_BF16");
   need(lacks, extended.edx >> 24 & 1, "AMX_TILE");
   need(lacks, extended.edx >> 25 & 1, "AMX_INT8");

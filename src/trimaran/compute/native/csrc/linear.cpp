@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "pack_stream.h"
 #include "tier.h"
 
 namespace trimaran {
@@ -21,9 +22,9 @@ float scale_at(const LinearView& weight, const std::uint8_t* table, int index) {
 }  // namespace
 
 std::size_t linear_scratch_bytes() {
-  // LinearScratch in linear_amx.h: 18 tiles of weights with scales and mins, 4 of sums, and
-  // all rows' sums.
-  return 18 * (1024 + 3 * 64) + 4 * 1024 + std::size_t{kTaskRows} * kBlock * sizeof(float);
+  // TileScratch in linear_amx.h: two slabs of weights, sums and gates, and what waits.
+  const std::size_t tile = 1024, slab = 48 * 2 * tile, rows = kTaskRows / 32;
+  return 2 * slab + 8 * tile + 8 * rows * 4 * tile;
 }
 
 float f16_to_f32(std::uint16_t half) {
@@ -74,6 +75,15 @@ void dequantize_output(const LinearView& weight, int output, float* values) {
       std::memcpy(&half, block + ((k / 2 * kBlock + lane) * 2 + k % 2) * sizeof half, sizeof half);
       const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
       std::memcpy(values + k, &bits, sizeof bits);
+    }
+    return;
+  }
+  if (!takes_integers(weight.codes)) {
+    for (int k = 0; k < weight.inputs; k += kStep) {
+      float step[kStep];
+      read_stream_step(weight, block, lane, k / kStep, step);
+      const int left = weight.inputs - k;
+      std::memcpy(values + k, step, (left < kStep ? left : kStep) * sizeof *step);
     }
     return;
   }

@@ -1,20 +1,20 @@
-// Packed weights of a linear layer, quantised activations, and one task of their product.
+// Packed weights of a linear layer, rounded activations, and one task of their product.
 //
-// Weights are cut into blocks of 16 outputs; a block is contiguous and streamed in order:
+// Weights are cut into blocks of 16 outputs; a block is contiguous and streamed in order.
+// Inputs are padded to a multiple of 32, a step, and outputs to one of 16.
 //
-//   integer codes   | codes | scales [group][16] | mins [group][16] |
-//     U8: per 32 inputs 512 bytes    [k / 4][16 outputs][4 k]
-//     U4: per 32 inputs 256 bytes    the same order; the low nibbles are k / 4 = 0..3 and
-//                                    the high nibbles k / 4 = 4..7
-//   bf16            | [k / 2][16 outputs][2 k] |
+//   U4, U8   codes for products in integers, on tiers without tiles
+//            | codes | scales [group][16] | mins [group][16] |
+//            U8: per step 512 bytes    [k / 4][16 outputs][4 k]
+//            U4: per step 256 bytes    the same order; the low nibbles are k / 4 = 0..3 and
+//                                      the high nibbles k / 4 = 4..7
+//   S4, S8   codes that become bf16 on their way to the tiles: see linear_stream.h
+//            | steps: codes, tables | multipliers float32 [16] |
+//   bf16     | [k / 2][16 outputs][2 k] |
 //
-// which is the operand order of vpdpbusd and of AMX tiles. The weight of code c is
+// Weights of U4 and U8: scale * (c - offset), or with mins, scale * c + min.
 //
-//   scale * (c - offset)         or, with mins,        scale * c + min
-//
-// Inputs are padded to a multiple of 32 and outputs to one of 16, with zeros.
-//
-// Activations of integer products have 12 bits: q = round(x * 2032 / max|x|) by row, split
+// Products in integers. Activations have 12 bits: q = round(x * 2032 / max|x|) by row, split
 // into q = 16 * hi + lo with hi in [-127, 127] and lo in [-8, 7]. The arithmetic, the same
 // for every number of rows, tier and thread count:
 //
@@ -26,6 +26,10 @@
 //
 // |isum| < 2^24, so the conversion is exact too. Because sums are exact, a kernel may be
 // chosen by the number of rows.
+//
+// Products in bf16. Activations and weights are rounded to bf16, to nearest, ties to even.
+// Tiles sum even and odd inputs apart within a step and add both to what they have, step by
+// step; vectors (linear_bf16.h) over all steps. Either order is that of the inputs alone.
 #pragma once
 
 #include <cstddef>
@@ -42,12 +46,15 @@ constexpr int kRowPad = 16;
 // Rows of one task at most; tasks start at multiples of it.
 constexpr int kTaskRows = 256;
 
-enum class Codes : std::int32_t { kU4, kU8, kBf16 };
+enum class Codes : std::int32_t { kU4, kU8, kBf16, kS4, kS8 };
+
+// Whether products with such weights take activations in 12 bits; the others take bf16.
+constexpr bool takes_integers(Codes codes) { return codes == Codes::kU4 || codes == Codes::kU8; }
 
 struct LinearView {
   const std::uint8_t* data = nullptr;
   std::size_t block_bytes = 0;
-  std::size_t scales_at = 0;  // within a block
+  std::size_t scales_at = 0;  // within a block; of S4 and S8, where the multipliers are
   std::size_t mins_at = 0;
   int outputs = 0;
   int inputs = 0;
@@ -92,7 +99,7 @@ struct QuantRows {
 struct LinearTask {
   const LinearView* weight = nullptr;
   QuantRows quant;                        // integer codes: rounded for this number of inputs
-  const std::uint8_t* bf16 = nullptr;     // bf16 codes
+  const std::uint8_t* bf16 = nullptr;     // the others
   int row_begin = 0, row_end = 0;
   int block_begin = 0, block_end = 0;
   float* out = nullptr;
@@ -100,7 +107,12 @@ struct LinearTask {
   const float* bias = nullptr;      // [outputs] or null
   const float* residual = nullptr;  // added to; may be `out`
   std::size_t residual_stride = 0;
+  // Of the same size; y becomes silu(its product) * y. Only without bias and residual.
+  const LinearView* gate = nullptr;
+  const float* gate_bias = nullptr;
   bool gated = false;  // `out` holds gates that become silu(gate) * y
+  // Takes y rounded to bf16 in place of `out`, as the next layer reads it.
+  std::uint8_t* out_bf16 = nullptr;
   void* scratch = nullptr;          // linear_scratch_bytes, 64-byte aligned
 };
 

@@ -1,320 +1,511 @@
-// Products on AMX tiles, for all row counts in bf16 and for more than a few in integers.
-// Included by the amx tier inside its own compilation unit.
+// Products on AMX tiles, in bf16. Included by the amx tier inside its own compilation unit.
 //
-// Integer codes. A step's 32 inputs are one pass of the tile unit:
+// A weight's block gives one B tile a step: as it lies (bf16), or unpacked to scratch memory
+// (S4, S8, see linear_stream.h). A tile of C keeps 16 rows and 16 outputs until all inputs
+// are summed, in order; so a row's bits depend on nothing but itself.
 //
-//   U4   A row   [ hi of 32 inputs | lo of 32 inputs ]          64 bytes, as they lie
-//        B       [ 16 * code, 8 lines | code, 8 lines ]         unpacked to scratch
-//        C       16 * sum(hi * c) + sum(lo * c) = isum          in one product
-//   U8   two products, hi and lo, over 8 lines (groups of 16: four over 4 lines)
-//
-// An offset goes into B, which is then signed. C tiles go through memory to the vector
-// registers that hold the 16 rows' float sums; that work overlaps the next products.
+//   few rows    up to four tiles of rows: blocks stream by, and unpacking is some steps ahead
+//   many rows   two blocks are unpacked at once, for all rows of the task, while the product
+//               of the two before is computed, in squares of two by two tiles
 #pragma once
 
-#include "linear_int.h"
+#include <immintrin.h>
+
+#include "linear_finish.h"
+#include "linear_stream.h"
 
 namespace trimaran::TRIMARAN_TIER {
 
-constexpr int kTile = 16;         // rows
+constexpr int kTile = 16;  // rows
 constexpr int kTileBytes = 1024;
-// Steps unpacked at once: with as many of the activations they fit the first-level cache;
-// with few rows, so do the weights to come.
-constexpr int kSlabSteps = 18, kShortSlabSteps = 6, kShortSlabRows = 64;
-// Up to so many rows vectors are as fast.
-constexpr int kVectorRows4 = 5, kVectorRows8 = 9;
+constexpr int kTileFloats = 256;
+constexpr int kRing = 8;        // unpacked steps of a block, few rows
+constexpr int kAhead = 6;       // of them not yet used
+constexpr int kSlabSteps = 48;  // unpacked steps of two blocks, many rows
+constexpr int kSlabPairs = 8;   // pairs of blocks whose sums wait for the next slab
+constexpr int kRowPairs = kTaskRows / (2 * kTile);
 
-struct alignas(64) LinearTiles {
+struct alignas(64) TileShapes {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
   std::uint8_t reserved[14] = {};
   std::uint16_t row_bytes[16] = {};
   std::uint8_t rows[16] = {};
 
-  // C in tiles 0-3, A in 4 and 5, B in 6 and 7; `depth` lines of four bytes.
-  LinearTiles(int height, int depth) {
+  TileShapes() {
     for (int tile = 0; tile < 8; ++tile) {
-      row_bytes[tile] = static_cast<std::uint16_t>(tile == 4 || tile == 5 ? 4 * depth : 64);
-      rows[tile] = static_cast<std::uint8_t>(tile < 6 ? height : depth);
+      row_bytes[tile] = 64;
+      rows[tile] = kTile;
     }
   }
 };
 
-static inline void load_tiles(const LinearTiles& config) {
-  asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
+static inline void load_tile_shapes(const TileShapes& shapes) {
+  asm volatile("ldtilecfg %0" : : "m"(shapes) : "memory");
 }
+
+// The compiler doesn't know that tile loads read memory and tile stores write it.
+static inline void tile_fence() { asm volatile("" : : : "memory"); }
+
+struct Bf16Format {
+  static constexpr bool unpacks = false;
+  static constexpr std::size_t step_bytes = kTileBytes;
+  static void unpack(const std::uint8_t*, std::uint8_t*) {}
+};
+
+// Slopes and offsets of 16 outputs, each twice.
+struct StreamTable {
+  __m512h slopes, offsets;
+
+  __attribute__((always_inline)) explicit StreamTable(const std::uint8_t* table) {
+    const __m512i twice = _mm512_srli_epi16(
+        _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14,
+                         13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+        1);
+    const __m512i both = _mm512_loadu_si512(table);
+    slopes = _mm512_castsi512_ph(_mm512_permutexvar_epi16(twice, both));
+    offsets = _mm512_castsi512_ph(
+        _mm512_permutexvar_epi16(_mm512_add_epi16(twice, _mm512_set1_epi16(16)), both));
+  }
+
+  // 32 weights in bf16 from words that have the code in the bits of `mask`.
+  __attribute__((always_inline)) __m512i weights(__m512i words, __m512i mask) const {
+    constexpr int kAndOr = 0xea;  // (a & b) | c
+    const __m512i one = _mm512_set1_epi16(0x3c00), half_unit = _mm512_set1_epi16(4);
+    const __m512i kept = _mm512_set1_epi16(static_cast<short>(0x8fff));
+    const __m512i exponent = _mm512_set1_epi16(0x3800);  // 127 - 15, in bf16's place
+    const __m512h code = _mm512_castsi512_ph(_mm512_ternarylogic_epi32(words, mask, one, kAndOr));
+    const __m512i half = _mm512_castph_si512(_mm512_fmadd_ph(code, slopes, offsets));
+    const __m512i shifted = _mm512_srai_epi16(_mm512_add_epi16(half, half_unit), 3);
+    return _mm512_ternarylogic_epi32(shifted, kept, exponent, kAndOr);
+  }
+};
+
+struct S4Format {
+  static constexpr bool unpacks = true;
+  static constexpr std::size_t step_bytes = stream_step_bytes(true, 32);
+
+  __attribute__((always_inline)) static void unpack(const std::uint8_t* codes,
+                                                    std::uint8_t* tile) {
+    const StreamTable table(codes + 256);
+    const __m512i mask = _mm512_set1_epi16(0x03c0);
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const __m512i x = _mm512_loadu_si512(codes + 64 * q);
+      const __m512i fields[4] = {x, _mm512_srli_epi16(x, 4), _mm512_slli_epi16(x, 4),
+                                 _mm512_shldi_epi16(x, x, 8)};
+#pragma GCC unroll 4
+      for (int f = 0; f < 4; ++f)
+        _mm512_store_si512(tile + (4 * q + f) * 64, table.weights(fields[f], mask));
+    }
+  }
+};
+
+template <int kGroup>
+struct S8Format {
+  static constexpr bool unpacks = true;
+  static constexpr std::size_t step_bytes = stream_step_bytes(false, kGroup);
+
+  __attribute__((always_inline)) static void unpack(const std::uint8_t* codes,
+                                                    std::uint8_t* tile) {
+    const StreamTable low(codes + 512), high(codes + (kGroup == 16 ? 576 : 512));
+    const __m512i mask = _mm512_set1_epi16(0x03fc);
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; ++q) {
+      const __m512i x = _mm512_loadu_si512(codes + 64 * q);
+      _mm512_store_si512(tile + q * 64, low.weights(_mm512_slli_epi16(x, 2), mask));
+      _mm512_store_si512(tile + (8 + q) * 64, high.weights(_mm512_srli_epi16(x, 6), mask));
+    }
+  }
+};
 
 // Where the parts of a task's scratch memory lie.
-struct LinearScratch {
-  std::uint8_t* slab;   // [kSlabSteps][1 KB] B tiles
-  std::int32_t* tiles;  // [4][16][16] C tiles on their way
-  float* acc;           // [kTaskRows][16], between slabs
-  float* scales;        // [2 * kSlabSteps][16] of the slab's groups
-  float* mins;          // [kSlabSteps][16]
+struct TileScratch {
+  std::uint8_t* slabs[2];  // [kSlabSteps][2 blocks][1 KB]; of the first, the ring of few rows
+  float* sums;             // [4][16][16]
+  float* gates;            // [4][16][16]
+  float* waiting;          // [kSlabPairs][kRowPairs][4][16][16]
 
-  explicit LinearScratch(void* memory) {
-    slab = static_cast<std::uint8_t*>(memory);
-    tiles = reinterpret_cast<std::int32_t*>(slab + kSlabSteps * kTileBytes);
-    acc = reinterpret_cast<float*>(tiles + 4 * kTile * kBlock);
-    scales = acc + kTaskRows * kBlock;
-    mins = scales + 2 * kSlabSteps * kBlock;
+  explicit TileScratch(void* memory) {
+    slabs[0] = static_cast<std::uint8_t*>(memory);
+    slabs[1] = slabs[0] + kSlabSteps * 2 * kTileBytes;
+    sums = reinterpret_cast<float*>(slabs[1] + kSlabSteps * 2 * kTileBytes);
+    gates = sums + 4 * kTileFloats;
+    waiting = gates + 4 * kTileFloats;
   }
 };
 
-// Steps begin..end of one block, unpacked.
-struct Slab {
-  int begin, end;
-  int steps;  // of the whole block
-  bool first() const { return begin == 0; }
-  bool last() const { return end == steps; }
-};
-
-// Products of a format, in order: one a step with U4; with U8 two a group, hi and then lo.
+// y of `count` rows of one block from its sums, and of the gates' where there are some.
 template <class F>
-struct Products {
-  static constexpr int of_step = F::four_bits ? 1 : 2 * F::groups;
-  static constexpr int depth = F::four_bits ? 16 : F::lines;
-
-  // Where the operands of a product lie in their tiles.
-  static int a_at(int product) {
-    if constexpr (F::four_bits) return product * kTileBytes;
-    const int group = product / 2;
-    return group / F::groups * kTileBytes + group % F::groups * (kStep / F::groups) +
-           product % 2 * kStep;
+static inline void finish_tile(const LinearTask& task, int row, int block, int count,
+                               const float* sums, const float* gates) {
+  const auto multipliers = [&](const LinearView& weight) {
+    return vload(reinterpret_cast<const float*>(weight.data + block * weight.block_bytes +
+                                                weight.scales_at));
+  };
+  const V16 own = F::unpacks ? multipliers(*task.weight) : vset1(1.0f);
+  if (gates == nullptr) {
+    finish_rows(task, row, block, count,
+                [&](int r) { return vmul(vload(sums + r * kBlock), own); });
+    return;
   }
-  static int b_at(int product) {
-    if constexpr (F::four_bits) return product * kTileBytes;
-    const int group = product / 2;
-    return group / F::groups * kTileBytes + group % F::groups * F::lines * 64;
+  const V16 others = F::unpacks ? multipliers(*task.gate) : vset1(1.0f);
+  finish_gated_rows(
+      task, row, block, count, [&](int r) { return vmul(vload(gates + r * kBlock), others); },
+      [&](int r) { return vmul(vload(sums + r * kBlock), own); });
+}
+
+// The blocks of a task in order; gates come before what they gate.
+struct BlockOrder {
+  const LinearTask& task;
+
+  int count() const {
+    return (task.block_end - task.block_begin) * (task.gate == nullptr ? 1 : 2);
+  }
+  int block(int i) const { return task.block_begin + (task.gate == nullptr ? i : i / 2); }
+  bool is_gate(int i) const { return task.gate != nullptr && i % 2 == 0; }
+  const std::uint8_t* data(int i) const {
+    const LinearView& weight = is_gate(i) ? *task.gate : *task.weight;
+    return weight.data + block(i) * weight.block_bytes;
   }
 };
 
-// One step's B tiles from its codes.
+// Unpacks the steps of all blocks in order, and asks for those to come.
 template <class F>
-static inline void unpack_step(const std::uint8_t* codes, std::uint8_t* target) {
-  const __m512i top_bit = _mm512_set1_epi8(static_cast<char>(0x80));
-  if constexpr (F::four_bits) {
-    const __m512i high_nibbles = _mm512_set1_epi8(static_cast<char>(0xf0));
-    const __m512i low_nibbles = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
-    for (int line = 0; line < 4; ++line) {
-      const __m512i pair = _mm512_loadu_si512(codes + line * 64);
-      __m512i scaled[2] = {_mm512_and_si512(_mm512_slli_epi16(pair, 4), high_nibbles),
-                           _mm512_and_si512(pair, high_nibbles)};
-      __m512i plain[2] = {_mm512_and_si512(pair, low_nibbles),
-                          _mm512_and_si512(_mm512_srli_epi16(pair, 4), low_nibbles)};
-      for (int half = 0; half < 2; ++half) {
-        if constexpr (!F::mins) {
-          scaled[half] = _mm512_xor_si512(scaled[half], top_bit);  // - 16 * 8
-          plain[half] = _mm512_sub_epi8(plain[half], eight);
-        }
-        _mm512_store_si512(target + (4 * half + line) * 64, scaled[half]);
-        _mm512_store_si512(target + (8 + 4 * half + line) * 64, plain[half]);
+class RingUnpacker {
+ public:
+  RingUnpacker(const BlockOrder& order, int steps, std::uint8_t* ring)
+      : order_(order), steps_(steps), left_(order.count() * steps), ring_(ring),
+        from_(order.data(0)) {}
+
+  __attribute__((always_inline)) void next() {
+    if (left_ == 0) return;
+    --left_;
+    for (std::size_t line = 0; line < F::step_bytes; line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(from_ + kFetchAhead + line), _MM_HINT_T0);
+    F::unpack(from_, ring_ + slot_ * kTileBytes);
+    slot_ = (slot_ + 1) % kRing;
+    from_ += F::step_bytes;
+    if (++step_ == steps_) {
+      step_ = 0;
+      if (left_ > 0) from_ = order_.data(++block_);
+    }
+  }
+
+ private:
+  static constexpr int kFetchAhead = 2048;
+  const BlockOrder& order_;
+  const int steps_;
+  int left_, step_ = 0, block_ = 0, slot_ = 0;
+  std::uint8_t* const ring_;
+  const std::uint8_t* from_;
+};
+
+// Tile registers are named in the instruction, so this can't be a loop.
+template <int M>
+__attribute__((always_inline)) static inline void few_rows_step(const std::uint8_t* a,
+                                                                std::size_t tile_stride,
+                                                                const std::uint8_t* b) {
+  _tile_loadd(6, b, 64);
+  _tile_loadd(4, a, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  if constexpr (M > 1) {
+    _tile_loadd(5, a + tile_stride, 64);
+    _tile_dpbf16ps(1, 5, 6);
+  }
+  if constexpr (M > 2) {
+    _tile_loadd(4, a + 2 * tile_stride, 64);
+    _tile_dpbf16ps(2, 4, 6);
+  }
+  if constexpr (M > 3) {
+    _tile_loadd(5, a + 3 * tile_stride, 64);
+    _tile_dpbf16ps(3, 5, 6);
+  }
+}
+
+// M tiles of rows, the last perhaps of fewer rows.
+template <class F, int M>
+static void few_rows(const LinearTask& task) {
+  const TileScratch scratch(task.scratch);
+  const BlockOrder order{task};
+  const int steps = task.weight->steps(), rows = task.row_end - task.row_begin;
+  const std::size_t tile_stride = static_cast<std::size_t>(steps) * kTileBytes;
+  const std::uint8_t* a = task.bf16 + activation_bytes(task.row_begin, 0, steps);
+  RingUnpacker<F> unpacker(order, steps, scratch.slabs[0]);
+  if constexpr (F::unpacks)
+    for (int i = 0; i < kAhead; ++i) unpacker.next();
+  int slot = 0;
+  for (int i = 0; i < order.count(); ++i) {
+    const std::uint8_t* data = order.data(i);
+    _tile_zero(0);
+    if constexpr (M > 1) _tile_zero(1);
+    if constexpr (M > 2) _tile_zero(2);
+    if constexpr (M > 3) _tile_zero(3);
+    for (int step = 0; step < steps; ++step) {
+      if constexpr (F::unpacks) {
+        unpacker.next();
+        tile_fence();
+        few_rows_step<M>(a + step * kTileBytes, tile_stride,
+                         scratch.slabs[0] + slot * kTileBytes);
+        slot = (slot + 1) % kRing;
+      } else {
+        const std::uint8_t* b = data + step * kTileBytes;
+        for (int line = 0; line < kTileBytes; line += 64)
+          _mm_prefetch(reinterpret_cast<const char*>(b + 4 * kTileBytes + line), _MM_HINT_T0);
+        few_rows_step<M>(a + step * kTileBytes, tile_stride, b);
       }
     }
-  } else {
-    for (int line = 0; line < 8; ++line) {
-      __m512i c = _mm512_loadu_si512(codes + line * 64);
-      if constexpr (!F::mins) c = _mm512_xor_si512(c, top_bit);  // - 128
-      _mm512_store_si512(target + line * 64, c);
+    float* c = order.is_gate(i) ? scratch.gates : scratch.sums;
+    _tile_stored(0, c, 64);
+    if constexpr (M > 1) _tile_stored(1, c + kTileFloats, 64);
+    if constexpr (M > 2) _tile_stored(2, c + 2 * kTileFloats, 64);
+    if constexpr (M > 3) _tile_stored(3, c + 3 * kTileFloats, 64);
+    tile_fence();
+    if (order.is_gate(i)) continue;
+    for (int m = 0; m < M; ++m) {
+      const int left = rows - m * kTile, count = left < kTile ? left : kTile;
+      const float* gates = task.gate == nullptr ? nullptr : scratch.gates + m * kTileFloats;
+      finish_tile<F>(task, task.row_begin + m * kTile, order.block(i), count,
+                     scratch.sums + m * kTileFloats, gates);
     }
   }
 }
 
-// B tiles, scales and mins of a slab.
+// Two blocks of one slab as the tiles read them, or on their way there.
+struct SlabPair {
+  const std::uint8_t* left;
+  const std::uint8_t* right;
+  int steps;
+};
+
+// Unpacks a pair little by little, beside the product of the one before.
 template <class F>
-static void unpack_slab(const LinearView& weight, const std::uint8_t* block, const Slab& slab,
-                        const LinearScratch& scratch) {
-  for (int step = slab.begin; step < slab.end; ++step) {
-    const int at = step - slab.begin;
-    unpack_step<F>(block + step * F::step_bytes, scratch.slab + at * kTileBytes);
-    for (int g = 0; g < F::groups; ++g)
-      vstore(scratch.scales + (at * F::groups + g) * kBlock,
-             load_scales(weight, block + weight.scales_at, step * F::groups + g));
-    if constexpr (F::mins)
-      vstore(scratch.mins + at * kBlock, load_scales(weight, block + weight.mins_at, step));
-  }
-  // The compiler doesn't know that tile loads read memory: no store may move behind them.
-  asm volatile("" : : : "memory");
-}
+class PairUnpacker {
+ public:
+  PairUnpacker(const SlabPair& pair, std::uint8_t* slab)
+      : pair_(pair), slab_(slab), left_(F::unpacks ? 2 * pair.steps : 0) {}
 
-// acc += scale * sum [+ min * (sum of q)], one group of R rows. With U8 `high` has the sums
-// of hi and `low` those of lo; with U4 `low` has it all.
-template <class F, int R>
-__attribute__((always_inline)) static inline void add_group(const std::int32_t* high,
-                                                            const std::int32_t* low,
-                                                            const float* scales,
-                                                            const float* mins, const float* sums,
-                                                            __m512 (&acc)[R]) {
-  const __m512 scale = _mm512_load_ps(scales);
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    __m512i sum = _mm512_load_si512(low + r * kBlock);
-    if constexpr (!F::four_bits)
-      sum = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(high + r * kBlock), 4), sum);
-    acc[r] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sum), acc[r]);
+  __attribute__((always_inline)) void next() {
+    if (left_ == 0) return;
+    const int at = 2 * pair_.steps - left_--;
+    const std::uint8_t* from = (at % 2 ? pair_.right : pair_.left) + at / 2 * F::step_bytes;
+    F::unpack(from, slab_ + at * kTileBytes);
   }
-  if constexpr (F::mins) {
-    const __m512 min = _mm512_load_ps(mins);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) acc[r] = _mm512_fmadd_ps(min, _mm512_set1_ps(sums[r]), acc[r]);
-  }
-}
-
-// The tile unit names its registers in the instruction, so this is text and not a function:
-// product `i` goes into tile C, product i - 2 from tile OLD to its place in memory, and
-// product i - 4 from there into the vector registers. In this order the tile unit, the
-// stores and the vector units have work at the same time.
-#define TRIMARAN_STAGE(F, R, i, C, OLD, A, B)                                              \
-  if ((i) < products) {                                                                    \
-    _tile_zero(C);                                                                         \
-    _tile_loadd(A, a + Products<F>::a_at(i), 64);                                          \
-    _tile_loadd(B, b + Products<F>::b_at(i), 64);                                          \
-    if constexpr (F::mins)                                                                 \
-      _tile_dpbsud(C, A, B);                                                               \
-    else                                                                                   \
-      _tile_dpbssd(C, A, B);                                                               \
-  }                                                                                        \
-  if ((i) >= 2 && (i) - 2 < products) _tile_stored(OLD, tiles + ((i) - 2) % 4 * kC, 64);   \
-  if ((F::four_bits || (C) % 2) && (i) >= 4 && (i) - 4 < products) {                       \
-    const int group = F::four_bits ? (i) - 4 : ((i) - 4) / 2;                              \
-    add_group<F, R>(tiles + ((i) - 5) % 4 * kC, tiles + ((i) - 4) % 4 * kC,                \
-                    scratch.scales + group * kBlock, scratch.mins + group * kBlock,        \
-                    sums + group * kRowPad, acc);                                          \
+  void rest() {
+    while (left_ > 0) next();
+    tile_fence();
   }
 
-// One slab for `count` <= R rows from `row`: their float sums go on from `memory`, and back,
-// or with the last slab into the outputs.
-template <class F, int R>
-static void slab_rows(const LinearTask& task, int block, int row, int count, const Slab& slab,
-                      const LinearScratch& scratch, float* memory) {
-  const std::int8_t* a = task.quant.planes + activation_bytes(row, slab.begin, slab.steps);
-  const float* sums = task.quant.float_sums(row, slab.steps) + slab.begin * kRowPad;
-  const std::uint8_t* b = scratch.slab;
-  std::int32_t* tiles = scratch.tiles;
-  constexpr int kC = kTile * kBlock;
-  const int products = (slab.end - slab.begin) * Products<F>::of_step;
-  __m512 acc[R];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
-  if (!slab.first()) {
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) acc[r] = _mm512_load_ps(memory + r * kBlock);
-  }
-  for (int i = 0; i < products + 4; i += 4) {
-    TRIMARAN_STAGE(F, R, i, 0, 2, 4, 6)
-    TRIMARAN_STAGE(F, R, i + 1, 1, 3, 5, 7)
-    TRIMARAN_STAGE(F, R, i + 2, 2, 0, 4, 6)
-    TRIMARAN_STAGE(F, R, i + 3, 3, 1, 5, 7)
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) _mm512_store_ps(memory + r * kBlock, acc[r]);
-  if (!slab.last()) return;
-  finish_rows(task, row, block, count, [&](int r) {
-    return vmul(vload(memory + r * kBlock), vset1(task.quant.scales[row + r]));
-  });
-}
+ private:
+  const SlabPair pair_;
+  std::uint8_t* const slab_;
+  int left_;
+};
 
-#undef TRIMARAN_STAGE
-
+// 32 rows of two blocks over one slab: tiles 0 and 1 are the left and right block of the
+// upper rows, 2 and 3 of the lower ones. `every`: steps from one unpacking to the next.
 template <class F>
-static void linear_int_tiles(const LinearTask& task) {
-  const LinearView& weight = *task.weight;
-  const LinearScratch scratch(task.scratch);
-  const int rows = task.row_end - task.row_begin, steps = weight.steps();
-  const int size = rows <= kShortSlabRows ? kShortSlabSteps : kSlabSteps;
-  load_tiles(LinearTiles(rows < kTile ? rows : kTile, Products<F>::depth));
-  for (int block = task.block_begin; block < task.block_end; ++block) {
-    const std::uint8_t* data = weight.data + block * weight.block_bytes;
-    for (int begin = 0; begin < steps; begin += size) {
-      const int end = begin + size < steps ? begin + size : steps;
-      const Slab slab{begin, end, steps};
-      unpack_slab<F>(weight, data, slab, scratch);
-      for (int first = 0; first < rows; first += kTile) {
-        const int row = task.row_begin + first;
-        const int count = rows - first < kTile ? rows - first : kTile;
-        float* acc = scratch.acc + first * kBlock;
-        if (count <= kTile / 2)
-          slab_rows<F, kTile / 2>(task, block, row, count, slab, scratch, acc);
-        else
-          slab_rows<F, kTile>(task, block, row, count, slab, scratch, acc);
-      }
+static inline void square(const std::uint8_t* a, std::size_t tile_stride, const SlabPair& b,
+                          int every, PairUnpacker<F>& unpacker) {
+  constexpr std::size_t kNext = F::unpacks ? 2 * kTileBytes : kTileBytes;
+  constexpr int kFetchAhead = 4 * kTileBytes;
+  const std::uint8_t* below = a + tile_stride;
+  const std::uint8_t* left = b.left;
+  const std::uint8_t* right = b.right;
+  int wait = every;
+  for (int step = 0; step < b.steps; ++step) {
+    if (--wait == 0) {
+      unpacker.next();
+      wait = every;
     }
-  }
-}
-
-static void linear_int_amx(const LinearTask& task) {
-  const int few = task.weight->codes == Codes::kU4 ? kVectorRows4 : kVectorRows8;
-  if (task.row_end - task.row_begin <= few)
-    linear_int(task);
-  else
-    with_format(*task.weight,
-                [&](auto format) { linear_int_tiles<decltype(format)>(task); });
-}
-
-// M x N tiles of 16 rows and 16 outputs, over all inputs in order.
-template <int M, int N>
-static inline void bf16_tiles(const std::uint8_t* a, const std::uint8_t* b, int steps,
-                              std::size_t block_bytes, float* c) {
-  const std::uint8_t* below = a + static_cast<std::size_t>(steps) * kTileBytes;
-  constexpr int kC = kTile * kBlock;
-  _tile_zero(0);
-  if constexpr (N == 2) _tile_zero(1);
-  if constexpr (M == 2) _tile_zero(2);
-  if constexpr (M == 2 && N == 2) _tile_zero(3);
-  for (int step = 0; step < steps; ++step, a += kTileBytes, below += kTileBytes, b += kTileBytes) {
+    for (int line = 0; line < kTileBytes; line += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(a + kFetchAhead + line), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(below + kFetchAhead + line), _MM_HINT_T0);
+    }
     _tile_loadd(4, a, 64);
-    _tile_loadd(6, b, 64);
+    _tile_loadd(6, left, 64);
     _tile_dpbf16ps(0, 4, 6);
-    if constexpr (N == 2) {
-      _tile_loadd(7, b + block_bytes, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (M == 2) {
-      _tile_loadd(5, below, 64);
-      _tile_dpbf16ps(2, 5, 6);
-    }
-    if constexpr (M == 2 && N == 2) _tile_dpbf16ps(3, 5, 7);
+    _tile_loadd(7, right, 64);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_loadd(5, below, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    a += kTileBytes;
+    below += kTileBytes;
+    left += kNext;
+    right += kNext;
   }
+}
+
+static inline void load_square(const float* c) {
+  _tile_loadd(0, c, 64);
+  _tile_loadd(1, c + kTileFloats, 64);
+  _tile_loadd(2, c + 2 * kTileFloats, 64);
+  _tile_loadd(3, c + 3 * kTileFloats, 64);
+}
+
+static inline void zero_square() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+static inline void store_square(float* c) {
   _tile_stored(0, c, 64);
-  if constexpr (N == 2) _tile_stored(1, c + kC, 64);
-  if constexpr (M == 2) _tile_stored(2, c + 2 * kC, 64);
-  if constexpr (M == 2 && N == 2) _tile_stored(3, c + 3 * kC, 64);
+  _tile_stored(1, c + kTileFloats, 64);
+  _tile_stored(2, c + 2 * kTileFloats, 64);
+  _tile_stored(3, c + 3 * kTileFloats, 64);
+  tile_fence();
 }
 
-template <int M, int N>
-static void bf16_corner(const LinearTask& task, int block, int row, float* c) {
-  const LinearView& weight = *task.weight;
-  bf16_tiles<M, N>(task.bf16 + activation_bytes(row, 0, weight.steps()),
-                   weight.data + block * weight.block_bytes, weight.steps(), weight.block_bytes,
-                   c);
-  const int left = task.row_end - row, rows = left < M * kTile ? left : M * kTile;
-  for (int m = 0; m < M; ++m)
-    for (int n = 0; n < N; ++n) {
-      const float* sums = c + (2 * m + n) * kTile * kBlock;
-      const int count = rows - m * kTile < kTile ? rows - m * kTile : kTile;
-      finish_rows(task, row + m * kTile, block + n, count,
-                  [&](int r) { return vload(sums + r * kBlock); });
-    }
-}
-
-static void linear_bf16_amx(const LinearTask& task) {
-  float* c = reinterpret_cast<float*>(LinearScratch(task.scratch).tiles);
-  const int rows = task.row_end - task.row_begin;
-  load_tiles(LinearTiles(rows < kTile ? rows : kTile, kTile));
-  for (int block = task.block_begin; block < task.block_end; block += 2) {
-    const bool pair = block + 1 < task.block_end;
-    for (int row = task.row_begin; row < task.row_end; row += 2 * kTile) {
-      const bool tall = task.row_end - row > kTile;
-      if (tall && pair)
-        bf16_corner<2, 2>(task, block, row, c);
-      else if (tall)
-        bf16_corner<2, 1>(task, block, row, c);
-      else if (pair)
-        bf16_corner<1, 2>(task, block, row, c);
-      else
-        bf16_corner<1, 1>(task, block, row, c);
+template <class F>
+static void finish_square(const LinearTask& task, int row, int block, const float* c) {
+  for (int m = 0; m < 2; ++m, row += kTile, c += 2 * kTileFloats) {
+    const int left = task.row_end - row, count = left < kTile ? left : kTile;
+    if (count <= 0) return;
+    if (task.gate != nullptr) {
+      finish_tile<F>(task, row, block, count, c + kTileFloats, c);
+    } else {
+      finish_tile<F>(task, row, block, count, c, nullptr);
+      if (block + 1 < task.block_end)
+        finish_tile<F>(task, row, block + 1, count, c + kTileFloats, nullptr);
     }
   }
+}
+
+// Pairs of blocks of a task: neighbours, or a gate and what it gates.
+template <class F>
+struct PairOrder {
+  const LinearTask& task;
+
+  int count() const {
+    const int blocks = task.block_end - task.block_begin;
+    return task.gate == nullptr ? (blocks + 1) / 2 : blocks;
+  }
+  int block(int pair) const {
+    return task.block_begin + (task.gate == nullptr ? 2 * pair : pair);
+  }
+  // As packed. The last of an odd number of blocks is paired with itself.
+  SlabPair data(int pair, int slab) const {
+    const LinearView& weight = *task.weight;
+    const int first = slab * kSlabSteps, left = weight.steps() - first;
+    const std::size_t at = block(pair) * weight.block_bytes + first * F::step_bytes;
+    const bool alone = task.gate == nullptr && block(pair) + 1 == task.block_end;
+    SlabPair data{weight.data + at, weight.data + at, left < kSlabSteps ? left : kSlabSteps};
+    if (task.gate != nullptr)
+      data.left = task.gate->data + at;
+    else if (!alone)
+      data.right += weight.block_bytes;
+    return data;
+  }
+};
+
+// Pairs pair_begin..pair_end, slab by slab; with several slabs, at most kSlabPairs.
+template <class F>
+static void many_rows_of(const LinearTask& task, int pair_begin, int pair_end) {
+  const TileScratch scratch(task.scratch);
+  const PairOrder<F> order{task};
+  const int steps = task.weight->steps(), slabs = (steps + kSlabSteps - 1) / kSlabSteps;
+  const std::size_t tile_stride = static_cast<std::size_t>(steps) * kTileBytes;
+  const int row_pairs = (task.row_end - task.row_begin + 2 * kTile - 1) / (2 * kTile);
+  const int pairs = pair_end - pair_begin, all = slabs * pairs;
+  const auto packed = [&](int i) { return order.data(pair_begin + i % pairs, i / pairs); };
+  PairUnpacker<F>(packed(0), scratch.slabs[0]).rest();
+  for (int i = 0; i < all; ++i) {
+    const int slab = i / pairs, pair = i % pairs;
+    SlabPair b = packed(i);
+    if constexpr (F::unpacks) {
+      b.left = scratch.slabs[i % 2];
+      b.right = b.left + kTileBytes;
+    }
+    PairUnpacker<F> unpacker(i + 1 < all ? packed(i + 1) : SlabPair{nullptr, nullptr, 0},
+                             scratch.slabs[(i + 1) % 2]);
+    const int every = row_pairs > 1 ? row_pairs / 2 : 1;
+    for (int r = 0; r < row_pairs; ++r) {
+      const int row = task.row_begin + r * 2 * kTile;
+      float* c = slabs == 1 ? scratch.sums
+                            : scratch.waiting + (pair * kRowPairs + r) * 4 * kTileFloats;
+      if (slab == 0)
+        zero_square();
+      else
+        load_square(c);
+      square<F>(task.bf16 + activation_bytes(row, slab * kSlabSteps, steps), tile_stride, b,
+                every, unpacker);
+      store_square(c);
+      if (slab == slabs - 1) finish_square<F>(task, row, order.block(pair_begin + pair), c);
+    }
+    unpacker.rest();
+  }
+}
+
+template <class F>
+static void many_rows(const LinearTask& task) {
+  const int pairs = PairOrder<F>{task}.count();
+  const int size = task.weight->steps() > kSlabSteps ? kSlabPairs : pairs;
+  for (int begin = 0; begin < pairs; begin += size)
+    many_rows_of<F>(task, begin, begin + size < pairs ? begin + size : pairs);
+}
+
+template <class F>
+static void linear_tiles(const LinearTask& task) {
+  load_tile_shapes(TileShapes());
+  switch ((task.row_end - task.row_begin + kTile - 1) / kTile) {
+    case 1: return few_rows<F, 1>(task);
+    case 2: return few_rows<F, 2>(task);
+    case 3: return few_rows<F, 3>(task);
+    case 4: return few_rows<F, 4>(task);
+    default: return many_rows<F>(task);
+  }
+}
+
+static void linear_amx(const LinearTask& task) {
+  const LinearView& weight = *task.weight;
+  if (task.gate != nullptr &&
+      (task.gate->codes != weight.codes || task.gate->group != weight.group)) {
+    gate_first(task, linear_amx);
+    return;
+  }
+  if (weight.codes == Codes::kBf16)
+    linear_tiles<Bf16Format>(task);
+  else if (weight.codes == Codes::kS4)
+    linear_tiles<S4Format>(task);
+  else if (weight.group == 16)
+    linear_tiles<S8Format<16>>(task);
+  else
+    linear_tiles<S8Format<32>>(task);
+}
+
+// One output's weights by unpacking its block and keeping one lane.
+template <class F>
+static void unpacked_lane(const LinearView& weight, int output, float* values) {
+  const std::uint8_t* block = weight.data + output / kBlock * weight.block_bytes;
+  const int lane = output % kBlock;
+  float multiplier;
+  std::memcpy(&multiplier, block + weight.scales_at + lane * sizeof multiplier, sizeof multiplier);
+  for (int step = 0; step < weight.steps(); ++step) {
+    alignas(64) std::uint16_t tile[kTileBytes / 2];
+    F::unpack(block + step * F::step_bytes, reinterpret_cast<std::uint8_t*>(tile));
+    const int left = weight.inputs - step * kStep;
+    for (int k = 0; k < (left < kStep ? left : kStep); ++k) {
+      const std::uint32_t bits = static_cast<std::uint32_t>(tile[(k / 2 * kBlock + lane) * 2 + k % 2])
+                                 << 16;
+      float value;
+      std::memcpy(&value, &bits, sizeof value);
+      values[step * kStep + k] = multiplier * value;
+    }
+  }
+}
+
+static void weights_of(const LinearView& weight, int output, float* values) {
+  if (weight.codes == Codes::kBf16)
+    dequantize_output(weight, output, values);
+  else if (weight.codes == Codes::kS4)
+    unpacked_lane<S4Format>(weight, output, values);
+  else if (weight.group == 16)
+    unpacked_lane<S8Format<16>>(weight, output, values);
+  else
+    unpacked_lane<S8Format<32>>(weight, output, values);
 }
 
 }  // namespace trimaran::TRIMARAN_TIER

@@ -23,10 +23,10 @@ namespace {
 template <class T, int Dimensions>
 using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
-// Packs rows of a file. `target` is "as-is", "bf16" or "int8".
+// Packs rows of a file for an instruction set. `target` is "as-is", "bf16", "int8" or "int4".
 std::shared_ptr<PackedLinear> pack(const std::string& type, Array<const std::uint8_t, 2> rows,
                                    int inputs, std::optional<Array<const std::int64_t, 1>> order,
-                                   const std::string& target) {
+                                   const std::string& target, const std::string& isa) {
   Source source;
   source.type = type;
   source.rows = rows.data();
@@ -44,11 +44,14 @@ std::shared_ptr<PackedLinear> pack(const std::string& type, Array<const std::uin
         throw std::invalid_argument("order: no such row");
     source.order = order->data();
   }
+  const Layout layout =
+      tier_of(isa_from_name(isa)).multiplies_integers() ? Layout::kIntegers : Layout::kTiles;
   nb::gil_scoped_release released;
-  if (target == "as-is") return std::make_shared<PackedLinear>(pack_as_is(source));
+  if (target == "as-is") return std::make_shared<PackedLinear>(pack_as_is(source, layout));
   if (target == "bf16") return std::make_shared<PackedLinear>(pack_bf16(source));
-  if (target == "int8") return std::make_shared<PackedLinear>(pack_int8(source));
-  throw std::invalid_argument("target is '" + target + "'; give as-is, bf16 or int8");
+  if (target == "int8") return std::make_shared<PackedLinear>(pack_rounded(source, 8, layout));
+  if (target == "int4") return std::make_shared<PackedLinear>(pack_rounded(source, 4, layout));
+  throw std::invalid_argument("target is '" + target + "'; give as-is, bf16, int8 or int4");
 }
 
 void values(const PackedLinear& packed, Array<float, 2> out) {
@@ -76,7 +79,7 @@ class PreparedRows {
     quant.scales = scales_.as<float>();
     for (int row = 0; row < rows; ++row) {
       const float* values = x + static_cast<std::size_t>(row) * width;
-      tier.quantize(values, width, quant, row);
+      if (tier.multiplies_integers()) tier.quantize(values, width, quant, row);
       tier.to_bf16(values, width, bf16(), row);
     }
   }
@@ -98,6 +101,8 @@ void linear(const std::string& isa, const PackedLinear& weight, Array<const floa
     return static_cast<int>(array.shape(0)) == rows &&
            static_cast<int>(array.shape(1)) == view.outputs;
   };
+  if (!can_multiply(tier, view))
+    throw std::invalid_argument("linear: packed for another instruction set than " + isa);
   if (static_cast<int>(x.shape(1)) != view.inputs || !fits(out) ||
       (bias && static_cast<int>(bias->size()) != view.outputs) || (residual && !fits(*residual)))
     throw std::invalid_argument("linear: shapes don't fit");
@@ -130,7 +135,8 @@ void bind_linear(nb::module_& module) {
       .def_prop_ro("nbytes", &PackedLinear::bytes)
       .def("values", &values, "out"_a, "Writes the weights it stands for, [outputs, inputs].");
   module.def("packable", &readable, "type"_a);
-  module.def("pack", &pack, "type"_a, "rows"_a, "inputs"_a, "order"_a.none(), "target"_a);
+  module.def("pack", &pack, "type"_a, "rows"_a, "inputs"_a, "order"_a.none(), "target"_a,
+             "isa"_a);
   module.def("linear", &linear, "isa"_a, "weight"_a, "x"_a, "bias"_a.none(),
              "residual"_a.none(), "out"_a);
 }

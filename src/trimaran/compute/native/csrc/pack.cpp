@@ -1,15 +1,17 @@
 #include "pack.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <vector>
 
 #include "pack_source.h"
+#include "pack_stream.h"
 
 namespace trimaran {
 namespace {
-
 
 int element_bytes(const std::string& type) {
   return type == "F32" ? 4 : type == "F16" || type == "BF16" ? 2 : 0;
@@ -20,10 +22,10 @@ const std::uint8_t* source_row(const Source& source, int output) {
   return source.rows + static_cast<std::size_t>(row) * source.row_bytes;
 }
 
-float block_value(const BlockType& type, const StepCodes& step, int i) {
+float block_value(const CodeFormat& format, const StepCodes& step, int i) {
   const float value =
-      step.scales[i / type.group] * static_cast<float>(step.codes[i] - type.offset);
-  return type.mins ? value + step.min : value;
+      step.scales[i / format.group] * static_cast<float>(step.codes[i] - format.offset);
+  return format.mins ? value + step.min : value;
 }
 
 // The values of one output: [inputs].
@@ -35,7 +37,7 @@ void read_values(const Source& source, int output, float* values) {
     for (int at = 0; at < source.inputs; at += kStep) {
       StepCodes step{};
       type->decode(row, at / kStep, step);
-      for (int i = 0; i < kStep; ++i) values[at + i] = block_value(*type, step, i);
+      for (int i = 0; i < kStep; ++i) values[at + i] = block_value(type->format, step, i);
     }
   } else {
     const bool brain = source.type == "BF16";
@@ -51,55 +53,50 @@ void read_values(const Source& source, int output, float* values) {
   }
 }
 
-LinearView integer_view(const Source& source, Codes codes, int group, int offset, bool mins,
-                        bool wide) {
+LinearView integer_view(int outputs, int inputs, const CodeFormat& format) {
   LinearView view;
-  view.outputs = source.outputs;
-  view.inputs = source.inputs;
-  view.codes = codes;
-  view.group = group;
-  view.offset = offset;
-  view.mins = mins;
-  view.wide = wide;
-  const std::size_t table = static_cast<std::size_t>(view.steps()) * (kStep / group) * kBlock *
-                            (wide ? sizeof(float) : sizeof(std::uint16_t));
-  view.scales_at = static_cast<std::size_t>(view.steps()) * (codes == Codes::kU4 ? 256 : 512);
+  view.outputs = outputs;
+  view.inputs = inputs;
+  view.codes = format.codes;
+  view.group = format.group;
+  view.offset = format.offset;
+  view.mins = format.mins;
+  view.wide = format.wide;
+  const std::size_t table = static_cast<std::size_t>(view.steps()) * (kStep / view.group) *
+                            kBlock * (view.wide ? sizeof(float) : sizeof(std::uint16_t));
+  view.scales_at = static_cast<std::size_t>(view.steps()) * (view.codes == Codes::kU4 ? 256 : 512);
   view.mins_at = round_up(view.scales_at + table, 64);
-  view.block_bytes = mins ? round_up(view.mins_at + table, 64) : view.mins_at;
+  view.block_bytes = view.mins ? round_up(view.mins_at + table, 64) : view.mins_at;
   return view;
 }
 
-// Writes steps of 16 outputs into their block.
-class BlockWriter {
+// Writes the codes of one output into a block of U4 or U8.
+class LaneWriter {
  public:
-  BlockWriter(const PackedLinear& packed, int block)
-      : view_(packed.view()), block_(packed.data() + block * packed.view().block_bytes) {}
+  LaneWriter(const LinearView& view, std::uint8_t* block, int lane)
+      : view_(view), block_(block), lane_(lane) {}
 
-  void write(int step, const StepCodes (&outputs)[kBlock]) const {
-    write_codes(step, outputs);
+  void write(int step, const StepCodes& codes) const {
+    write_codes(step, codes.codes);
     const int groups = kStep / view_.group;
-    for (int lane = 0; lane < kBlock; ++lane) {
-      for (int g = 0; g < groups; ++g)
-        write_scale(view_.scales_at, (step * groups + g) * kBlock + lane,
-                    outputs[lane].scales[g]);
-      if (view_.mins) write_scale(view_.mins_at, step * kBlock + lane, outputs[lane].min);
-    }
+    for (int g = 0; g < groups; ++g)
+      write_scale(view_.scales_at, (step * groups + g) * kBlock + lane_, codes.scales[g]);
+    if (view_.mins) write_scale(view_.mins_at, step * kBlock + lane_, codes.min);
   }
 
  private:
-  void write_codes(int step, const StepCodes (&outputs)[kBlock]) const {
+  void write_codes(int step, const std::uint8_t* codes) const {
     const bool four_bits = view_.codes == Codes::kU4;
     std::uint8_t* target = block_ + step * (four_bits ? 256 : 512);
-    for (int line = 0; line < (four_bits ? 4 : 8); ++line)
-      for (int lane = 0; lane < kBlock; ++lane) {
-        std::uint32_t four, upper;
-        std::memcpy(&four, outputs[lane].codes + line * 4, sizeof four);
-        if (four_bits) {
-          std::memcpy(&upper, outputs[lane].codes + 16 + line * 4, sizeof upper);
-          four |= upper << 4;
-        }
-        std::memcpy(target + (line * kBlock + lane) * 4, &four, sizeof four);
+    for (int line = 0; line < (four_bits ? 4 : 8); ++line) {
+      std::uint32_t four, upper;
+      std::memcpy(&four, codes + line * 4, sizeof four);
+      if (four_bits) {
+        std::memcpy(&upper, codes + 16 + line * 4, sizeof upper);
+        four |= upper << 4;
       }
+      std::memcpy(target + (line * kBlock + lane_) * 4, &four, sizeof four);
+    }
   }
 
   void write_scale(std::size_t table, int index, float value) const {
@@ -113,25 +110,33 @@ class BlockWriter {
 
   const LinearView& view_;
   std::uint8_t* block_;
+  const int lane_;
 };
 
-PackedLinear pack_blocks(const Source& source, const BlockType& type) {
-  PackedLinear packed(integer_view(source, type.codes, type.group, type.offset, type.mins,
-                                   type.wide),
-                      type.name);
+// Fills [steps] of one output.
+using CodesOfOutput = std::function<void(int output, StepCodes* steps)>;
+
+PackedLinear pack_codes(const Source& source, const CodeFormat& format, Layout layout,
+                        const std::string& name, const CodesOfOutput& codes_of) {
+  const bool tiles = layout == Layout::kTiles;
+  PackedLinear packed(tiles ? stream_view(source.outputs, source.inputs, format)
+                            : integer_view(source.outputs, source.inputs, format),
+                      name);
+  const LinearView& view = packed.view();
   StepCodes nothing{};
-  std::memset(nothing.codes, type.offset, sizeof nothing.codes);
-  for (int block = 0; block < packed.view().blocks(); ++block) {
-    const BlockWriter writer(packed, block);
-    StepCodes steps[kBlock];
-    for (int step = 0; step < packed.view().steps(); ++step) {
-      for (int lane = 0; lane < kBlock; ++lane) {
-        const int output = block * kBlock + lane;
-        steps[lane] = nothing;
-        if (output < source.outputs) type.decode(source_row(source, output), step, steps[lane]);
-      }
-      writer.write(step, steps);
+  std::memset(nothing.codes, format.offset, sizeof nothing.codes);
+  std::vector<StepCodes> outputs(static_cast<std::size_t>(kBlock) * view.steps());
+  for (int block = 0; block < view.blocks(); ++block) {
+    std::uint8_t* data = packed.data() + block * view.block_bytes;
+    for (int lane = 0; lane < kBlock; ++lane) {
+      StepCodes* steps = outputs.data() + static_cast<std::size_t>(lane) * view.steps();
+      std::fill(steps, steps + view.steps(), nothing);
+      if (block * kBlock + lane < source.outputs) codes_of(block * kBlock + lane, steps);
+      if (tiles) continue;
+      const LaneWriter writer(view, data, lane);
+      for (int step = 0; step < view.steps(); ++step) writer.write(step, steps[step]);
     }
+    if (tiles) write_stream_block(view, format, outputs.data(), data);
   }
   return packed;
 }
@@ -140,18 +145,13 @@ struct Range {
   float scale, min;
 };
 
-Range value_range(const float* values, int count) {
+Range value_range(const float* values, int count, int levels) {
   float least = values[0], greatest = values[0];
   for (int i = 1; i < count; ++i) {
     least = values[i] < least ? values[i] : least;
     greatest = values[i] > greatest ? values[i] : greatest;
   }
-  return {(greatest - least) / 255.0f, least};
-}
-
-int step_elements(const Source& source, int step) {
-  const int left = source.inputs - step * kStep;
-  return left < kStep ? left : kStep;
+  return {(greatest - least) / static_cast<float>(levels - 1), least};
 }
 
 // Whether scales and minima can be halves. The absolute error of a small half is 2^-25, that
@@ -166,8 +166,9 @@ bool halves_suffice(const Source& source) {
   return largest >= 0x1p-7f && largest <= 65504.0f;
 }
 
-void quantize_step(const float* values, int count, bool wide, StepCodes& step) {
-  Range range = value_range(values, count);
+void round_step(const float* values, int count, int levels, bool wide, StepCodes& step) {
+  Range range = value_range(values, count, levels);
+  const float top = static_cast<float>(levels - 1);
   if (!wide) {
     range.scale = f16_to_f32(f32_to_f16(range.scale));
     range.min = f16_to_f32(f32_to_f16(range.min));
@@ -177,7 +178,7 @@ void quantize_step(const float* values, int count, bool wide, StepCodes& step) {
   for (int i = 0; i < count; ++i) {
     const float code = range.scale > 0.0f ? (values[i] - range.min) / range.scale : 0.0f;
     step.codes[i] = static_cast<std::uint8_t>(
-        code <= 0.0f ? 0.0f : code >= 255.0f ? 255.0f : std::nearbyint(code));
+        code <= 0.0f ? 0.0f : code >= top ? top : std::nearbyint(code));
   }
 }
 
@@ -199,9 +200,13 @@ PackedLinear::PackedLinear(LinearView view, const std::string& name)
   view_.data = memory_.as<std::uint8_t>();
 }
 
-PackedLinear pack_as_is(const Source& source) {
-  if (const BlockType* type = block_type(source.type)) return pack_blocks(source, *type);
-  return pack_bf16(source);
+PackedLinear pack_as_is(const Source& source, Layout layout) {
+  const BlockType* type = block_type(source.type);
+  if (type == nullptr) return pack_bf16(source);
+  return pack_codes(source, type->format, layout, type->name, [&](int output, StepCodes* steps) {
+    const std::uint8_t* row = source_row(source, output);
+    for (int step = 0; step < source.inputs / kStep; ++step) type->decode(row, step, steps[step]);
+  });
 }
 
 PackedLinear pack_bf16(const Source& source) {
@@ -223,25 +228,19 @@ PackedLinear pack_bf16(const Source& source) {
   return packed;
 }
 
-PackedLinear pack_int8(const Source& source) {
-  const bool wide = !halves_suffice(source);
-  PackedLinear packed(integer_view(source, Codes::kU8, kStep, 0, true, wide), "INT8");
-  std::vector<float> values(static_cast<std::size_t>(kBlock) * source.inputs);
-  for (int block = 0; block < packed.view().blocks(); ++block) {
-    const BlockWriter writer(packed, block);
-    for (int lane = 0; lane < kBlock && block * kBlock + lane < source.outputs; ++lane)
-      read_values(source, block * kBlock + lane,
-                  values.data() + static_cast<std::size_t>(lane) * source.inputs);
-    for (int step = 0; step < packed.view().steps(); ++step) {
-      StepCodes steps[kBlock] = {};
-      for (int lane = 0; lane < kBlock && block * kBlock + lane < source.outputs; ++lane)
-        quantize_step(values.data() + static_cast<std::size_t>(lane) * source.inputs +
-                          step * kStep,
-                      step_elements(source, step), wide, steps[lane]);
-      writer.write(step, steps);
-    }
-  }
-  return packed;
+PackedLinear pack_rounded(const Source& source, int bits, Layout layout) {
+  const int levels = 1 << bits;
+  const Codes codes = bits == 4 ? Codes::kU4 : Codes::kU8;
+  const bool wide = layout == Layout::kTiles || !halves_suffice(source);
+  const CodeFormat format{codes, kStep, 0, true, wide};
+  std::vector<float> values(source.inputs);
+  return pack_codes(source, format, layout, "INT" + std::to_string(bits),
+                    [&](int output, StepCodes* steps) {
+                      read_values(source, output, values.data());
+                      for (int at = 0; at < source.inputs; at += kStep)
+                        round_step(values.data() + at, std::min(kStep, source.inputs - at),
+                                   levels, wide, steps[at / kStep]);
+                    });
 }
 
 }  // namespace trimaran

@@ -38,11 +38,15 @@ class PackedLinear {
   std::string format_;
 };
 
-// As they are: the very values of a block type; F32 and F16 are rounded to bf16.
-PackedLinear pack_as_is(const Source& source);
+// How codes are laid out: for products in integers, or for tiles (see linear.h).
+enum class Layout { kIntegers, kTiles };
+
+// As they are: the very values of a block type (kTiles: rounded to bf16); floats in bf16.
+PackedLinear pack_as_is(const Source& source, Layout layout);
 // Values rounded to bf16.
 PackedLinear pack_bf16(const Source& source);
-// Values rounded to 256 levels between the least and the greatest of each 32 inputs.
-PackedLinear pack_int8(const Source& source);
+// Values rounded to 2^bits levels between the least and the greatest of each 32 inputs; `bits`
+// is 4 or 8.
+PackedLinear pack_rounded(const Source& source, int bits, Layout layout);
 
 }  // namespace trimaran

@@ -128,15 +128,15 @@ void decode_q6_k(const std::uint8_t* row, int step, StepCodes& out) {
 
 // The product of a half and six or eight bits is exact in float32, but not in a half.
 constexpr BlockType kBlockTypes[] = {
-    // name, elements, bytes, codes, group, offset, mins, wide, decode
-    {"Q4_0", 32, 18, Codes::kU4, 32, 8, false, false, decode_q4_0},
-    {"Q4_1", 32, 20, Codes::kU4, 32, 0, true, false, decode_q4_1},
-    {"Q5_0", 32, 22, Codes::kU8, 32, 128, false, false, decode_q5_0},
-    {"Q5_1", 32, 24, Codes::kU8, 32, 0, true, false, decode_q5_1},
-    {"Q8_0", 32, 34, Codes::kU8, 32, 128, false, false, decode_q8_0},
-    {"Q4_K", 256, 144, Codes::kU4, 32, 0, true, true, decode_q4_k},
-    {"Q5_K", 256, 176, Codes::kU8, 32, 0, true, true, decode_q5_k},
-    {"Q6_K", 256, 210, Codes::kU8, 16, 128, false, true, decode_q6_k},
+    // name, elements, bytes, {codes, group, offset, mins, wide}, decode
+    {"Q4_0", 32, 18, {Codes::kU4, 32, 8, false, false}, decode_q4_0},
+    {"Q4_1", 32, 20, {Codes::kU4, 32, 0, true, false}, decode_q4_1},
+    {"Q5_0", 32, 22, {Codes::kU8, 32, 128, false, false}, decode_q5_0},
+    {"Q5_1", 32, 24, {Codes::kU8, 32, 0, true, false}, decode_q5_1},
+    {"Q8_0", 32, 34, {Codes::kU8, 32, 128, false, false}, decode_q8_0},
+    {"Q4_K", 256, 144, {Codes::kU4, 32, 0, true, true}, decode_q4_k},
+    {"Q5_K", 256, 176, {Codes::kU8, 32, 0, true, true}, decode_q5_k},
+    {"Q6_K", 256, 210, {Codes::kU8, 16, 128, false, true}, decode_q6_k},
 };
 
 }  // namespace

@@ -8,7 +8,16 @@
 
 namespace trimaran {
 
-// 32 elements of one row: scale[i / group] * (codes[i] - offset) [+ min].
+// Values in codes: scale * (code - offset) [+ min].
+struct CodeFormat {
+  Codes codes;  // kU4 or kU8
+  int group;    // elements that share a scale: 16 or 32
+  int offset;
+  bool mins;    // one a step
+  bool wide;    // scales and minima need float32
+};
+
+// 32 elements of one row: scales[i / group] * (codes[i] - offset) [+ min].
 struct StepCodes {
   std::uint8_t codes[kStep];
   float scales[2];
@@ -20,11 +29,7 @@ struct BlockType {
   const char* name;
   int elements;  // of a block
   int bytes;
-  Codes codes;
-  int group;
-  int offset;
-  bool mins;
-  bool wide;
+  CodeFormat format;
   void (*decode)(const std::uint8_t* row, int step, StepCodes& out);
 };
 

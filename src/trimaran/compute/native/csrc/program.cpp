@@ -81,7 +81,8 @@ void Program::rope(int out, int a, int angles, int heads, int head_dim) {
   push(std::move(instruction));
 }
 
-void Program::attention(int out, int q, int k, int v, const AttentionShape& shape) {
+void Program::attention(int out, int q, int k, int v, const AttentionShape& shape,
+                        bool direct) {
   if (const char* problem = kv_shape_error(shape.heads, shape.kv_heads, shape.head_dim, 16))
     throw std::invalid_argument(problem);
   expect_width(q, shape.heads * shape.head_dim, "the queries");
@@ -101,6 +102,7 @@ void Program::attention(int out, int q, int k, int v, const AttentionShape& shap
   write.attention = attend.attention = shape;
   attend.out = out;
   attend.a = q;
+  attend.direct_output = direct;
   push(std::move(write));
   push(std::move(attend));
 }
@@ -134,7 +136,7 @@ void Program::gather(int out, int a) {
   push(std::move(instruction));
 }
 
-void Program::linear(int a, std::vector<LinearPart> parts) {
+void Program::linear(int a, std::vector<LinearPart> parts, bool direct_input) {
   const Buffer& input = checked(a, "a linear layer's input");
   Instruction prepare(Op::kPrepare, input.space), multiply(Op::kLinear, input.space);
   for (const LinearPart& part : parts) {
@@ -144,20 +146,23 @@ void Program::linear(int a, std::vector<LinearPart> parts) {
     if (part.residual >= 0) expect_width(part.residual, view.outputs, "a residual");
     if (!part.bias.empty() && static_cast<int>(part.bias.size()) != view.outputs)
       refuse("a bias of another length than its layer");
-    (view.codes == Codes::kBf16 ? prepare.bf16 : prepare.integers) = true;
+    (takes_integers(view.codes) ? prepare.integers : prepare.bf16) = true;
   }
   if (input.width > widest_input_) widest_input_ = input.width;
   prepare.a = a;
+  prepare.direct_input = multiply.direct_input = direct_input;
   multiply.parts = std::move(parts);
   push(std::move(prepare));
   push(std::move(multiply));
 }
 
-void Program::gated_linear(int a, LinearPart gate, LinearPart up) {
+void Program::gated_linear(int a, LinearPart gate, LinearPart up, bool direct) {
   if (gate.out != up.out || gate.residual >= 0 || up.residual >= 0)
     refuse("gated layers write to one buffer and have no residual");
-  linear(a, {std::move(gate), std::move(up)});
+  if (gate.weight->view().outputs != up.weight->view().outputs) refuse("gates of another number");
+  linear(a, {std::move(gate), std::move(up)}, false);
   instructions_.back().gated = true;
+  instructions_.back().direct_output = direct;
 }
 
 void Program::finish(int logits) {

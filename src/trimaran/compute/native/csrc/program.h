@@ -53,11 +53,15 @@ struct Instruction {
   std::vector<double> frequencies;   // kAngles
   float eps = 0.0f;
   int heads = 0, head_dim = 0;       // kRope
-  bool integers = false, bf16 = false;  // kPrepare: for which codes
+  bool integers = false, bf16 = false;  // kPrepare: for which products
   AttentionShape attention;
   std::shared_ptr<const PackedLinear> weight;  // kEmbed
   std::vector<LinearPart> parts;
   bool gated = false;
+  // Of kPrepare and kLinear: the input's producer could round it on its way out. Of kLinear
+  // and kAttention: it is that producer, and nobody else reads the output. Whether it does
+  // depends on the tier: where it doesn't, kPrepare is there for it.
+  bool direct_input = false, direct_output = false;
 };
 
 struct Buffer {
@@ -74,14 +78,15 @@ class Program {
   void angles(int out, std::vector<double> frequencies);
   void rms_norm(int out, int a, std::vector<float> weight, float eps);
   void rope(int out, int a, int angles, int heads, int head_dim);
-  void attention(int out, int q, int k, int v, const AttentionShape& shape);
+  // `direct`: only a linear layer with direct input reads the output, before the next such.
+  void attention(int out, int q, int k, int v, const AttentionShape& shape, bool direct);
   void silu_mul(int out, int gate, int up);
   void add(int out, int a, int b);
   void gather(int out, int a);
   // The parts share their input.
-  void linear(int a, std::vector<LinearPart> parts);
+  void linear(int a, std::vector<LinearPart> parts, bool direct_input);
   // out = silu(gate) * up of two layers of the same size, both writing to `out`.
-  void gated_linear(int a, LinearPart gate, LinearPart up);
+  void gated_linear(int a, LinearPart gate, LinearPart up, bool direct);
   // `logits` are what a step returns; nothing can be added after it.
   void finish(int logits);
 

@@ -26,17 +26,28 @@ struct Tier {
   void (*silu_mul)(const float* gate, const float* up, int width, float* y);
   void (*add)(const float* a, const float* b, int width, float* y);
   // One row of activations for linear layers, in 12 bits or in bf16 (activation_bytes).
+  // `quantize` is null on tiers without products in integers.
   void (*quantize)(const float* x, int width, const QuantRows& rows, int row);
   void (*to_bf16)(const float* x, int width, std::uint8_t* rows, int row);
   void (*linear)(const LinearTask& task);
+  // The values of one output's weights, as dequantize_output gives them.
+  void (*weights_of)(const LinearView& weight, int output, float* values);
   void (*write_kv)(const AttentionArgs& args, int row_begin, int row_end);
   void (*attention_unit)(const AttentionArgs& args, const AttentionUnit& unit, void* scratch);
   void (*merge_unit)(const AttentionArgs& args, const AttentionMerge& merge, void* scratch);
   const SamplerKernels* sampler;
+
+  // How integer codes are packed for it: U4 and U8, or S4 and S8.
+  bool multiplies_integers() const { return quantize != nullptr; }
 };
 
 // The table of a tier that isa_lacks finds complete.
 const Tier& tier_of(Isa isa);
+// Whether a weight was packed for it.
+inline bool can_multiply(const Tier& tier, const LinearView& weight) {
+  return weight.codes == Codes::kBf16 ||
+         takes_integers(weight.codes) == tier.multiplies_integers();
+}
 // By name; throws as isa_from_name does.
 inline const Tier& find_tier(const std::string& name) { return tier_of(isa_from_name(name)); }
 

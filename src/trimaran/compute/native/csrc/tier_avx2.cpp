@@ -12,7 +12,9 @@ namespace trimaran {
 namespace avx2 {
 
 static void linear(const LinearTask& task) {
-  if (task.weight->codes == Codes::kBf16)
+  if (task.gate != nullptr)
+    gate_first(task, linear);
+  else if (task.weight->codes == Codes::kBf16)
     linear_bf16(task);
   else
     linear_int(task);
@@ -28,6 +30,7 @@ const Tier kTierAvx2 = {
     avx2::quantize_row,
     avx2::to_bf16_row,
     avx2::linear,
+    dequantize_output,
     avx2::write_kv,
     avx2::attention_unit,
     avx2::merge_unit,

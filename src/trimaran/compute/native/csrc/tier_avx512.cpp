@@ -12,7 +12,9 @@ namespace trimaran {
 namespace avx512 {
 
 static void linear(const LinearTask& task) {
-  if (task.weight->codes == Codes::kBf16)
+  if (task.gate != nullptr)
+    gate_first(task, linear);
+  else if (task.weight->codes == Codes::kBf16)
     linear_bf16(task);
   else
     linear_int(task);
@@ -28,6 +30,7 @@ const Tier kTierAvx512 = {
     avx512::quantize_row,
     avx512::to_bf16_row,
     avx512::linear,
+    dequantize_output,
     avx512::write_kv,
     avx512::attention_unit,
     avx512::merge_unit,

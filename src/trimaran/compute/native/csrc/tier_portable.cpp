@@ -12,7 +12,9 @@ namespace trimaran {
 namespace portable {
 
 static void linear(const LinearTask& task) {
-  if (task.weight->codes == Codes::kBf16)
+  if (task.gate != nullptr)
+    gate_first(task, linear);
+  else if (task.weight->codes == Codes::kBf16)
     linear_bf16(task);
   else
     linear_int(task);
@@ -28,6 +30,7 @@ const Tier kTierPortable = {
     portable::quantize_row,
     portable::to_bf16_row,
     portable::linear,
+    dequantize_output,
     portable::write_kv,
     portable::attention_unit,
     portable::merge_unit,
