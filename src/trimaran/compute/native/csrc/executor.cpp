@@ -322,7 +322,9 @@ Executor::LinearGrid Executor::linear_grid(const Phase& phase) const {
   LinearGrid grid;
   grid.row_chunks = (rows_of(phase.space) + kTaskRows - 1) / kTaskRows;
   const int wanted = kUnitsPerThread * pool_.size();
-  const int chunks = pool_.size() == 1 ? 1 : (wanted + grid.row_chunks - 1) / grid.row_chunks;
+  const int chunks = pool_.size() == 1 || grid.row_chunks == 0
+                         ? 1
+                         : (wanted + grid.row_chunks - 1) / grid.row_chunks;
   const int size = (blocks + chunks - 1) / chunks;
   grid.blocks = size + size % 2;  // even, since tiles may take blocks in pairs
   grid.block_chunks = (blocks + grid.blocks - 1) / grid.blocks;
