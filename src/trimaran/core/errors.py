@@ -46,6 +46,10 @@ class UnsupportedModelError(CheckpointError):
     """The file is sound, but its architecture or storage type isn't implemented."""
 
 
+class BuildError(CheckpointError):
+    """A built model is stale, truncated, corrupt, for another machine, or can't be written."""
+
+
 class ModelNotFoundError(TrimaranError):
     """A model name or path leads nowhere."""
 

@@ -220,6 +220,7 @@ class GGUFFile:
         metadata: see `Metadata`.
         tensors: by the file's names, in the file's order.
         header: [bytes] everything before the tensors' data.
+        keys_end: where in it the metadata end and the tensors' descriptions begin.
         size: of the file, bytes.
     """
 
@@ -227,6 +228,7 @@ class GGUFFile:
     metadata: Metadata
     tensors: Mapping[str, MappedStorage]
     header: npt.NDArray[np.uint8]
+    keys_end: int
     size: int
 
     @classmethod
@@ -243,12 +245,18 @@ class GGUFFile:
         tensor_count = cursor.count("the number of tensors", MAX_TENSORS)
         key_count = cursor.count("the number of metadata keys", MAX_KEYS)
         metadata = Metadata(dict(_read_keys(cursor, key_count)))
+        keys_end = cursor.at
         entries = [_read_entry(cursor) for _ in range(tensor_count)]
         alignment = _alignment(cursor, metadata)
         start = -(-cursor.at // alignment) * alignment
         _check_layout(cursor, entries, start, len(data), alignment)
         tensors = {entry.name: entry.storage(data, start) for entry in entries}
-        return cls(path, metadata, tensors, data[: cursor.at], len(data))
+        return cls(path, metadata, tensors, data[: cursor.at], keys_end, len(data))
+
+    def metadata_bytes(self) -> bytes:
+        """A GGUF file of the same metadata and no tensors."""
+        header = self.header[: self.keys_end].tobytes()
+        return header[:8] + _U64.pack(0) + header[16:]
 
 
 def _check_version(cursor: _Cursor, data: npt.NDArray[np.uint8]) -> None:

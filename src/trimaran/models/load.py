@@ -96,10 +96,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     if not path.exists():
         raise ModelNotFoundError(f"{path} does not exist; give a GGUF file or a model's folder")
     if path.is_dir():
-        gguf_files = sorted(path.glob("*.gguf"))
-        if _is_huggingface(path, gguf_files):
-            return _load_folder(path)
-        return _load_gguf(_only_file(path, gguf_files))
+        gguf_file = only_gguf(path)
+        return _load_folder(path) if gguf_file is None else _load_gguf(gguf_file)
     if path.suffix == ".safetensors":
         raise CheckpointError(
             f"{path} holds weights but no configuration; give the folder that it lies in"
@@ -107,11 +105,19 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return _load_gguf(path)
 
 
-def _is_huggingface(folder: Path, gguf_files: list[Path]) -> bool:
-    """Folders of GGUF files often carry a config.json too, so safetensors decide."""
-    if not (folder / CONFIG_NAME).exists():
-        return False
-    return not gguf_files or any(folder.glob("*.safetensors*"))
+def only_gguf(folder: Path) -> Path | None:
+    """The one GGUF file of a folder that is no Hugging Face folder; None for one that is.
+
+    Raises:
+        CheckpointError: it is neither, or there are several.
+    """
+    gguf_files = sorted(folder.glob("*.gguf"))
+    # Folders of GGUF files often carry a config.json too, so safetensors decide.
+    if (folder / CONFIG_NAME).exists() and (
+        not gguf_files or any(folder.glob("*.safetensors*"))
+    ):
+        return None
+    return _only_file(folder, gguf_files)
 
 
 def _only_file(folder: Path, gguf_files: list[Path]) -> Path:

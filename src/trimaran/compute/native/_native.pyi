@@ -13,6 +13,9 @@ _Bytes = npt.NDArray[np.uint8]
 
 class SamplerError(Exception): ...
 
+KERNEL_VERSION: int
+SOURCE_HASH: str
+
 def available_isas() -> list[str]: ...
 def check_isa(name: str) -> None: ...
 
@@ -26,6 +29,29 @@ class PackedLinear:
     @property
     def nbytes(self) -> int: ...
     def values(self, out: _Float32) -> None: ...
+
+class WeightMemory:
+    def __init__(self, bytes: int) -> None: ...
+    def array(self) -> _Bytes: ...
+
+def checksum(data: _Bytes) -> int: ...
+def packed_layout(packed: PackedLinear) -> dict[str, int]: ...
+def packed_bytes(packed: PackedLinear) -> _Bytes: ...
+def packed_from(
+    memory: WeightMemory,
+    at: int,
+    format: str,
+    codes: int,
+    outputs: int,
+    inputs: int,
+    group: int,
+    offset: int,
+    mins: bool,
+    wide: bool,
+    block_bytes: int,
+    scales_at: int,
+    mins_at: int,
+) -> PackedLinear: ...
 
 # (weight, bias or [], buffer, residual's buffer or -1)
 _Part = tuple[PackedLinear, Sequence[float], int, int]

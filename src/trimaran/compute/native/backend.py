@@ -7,17 +7,19 @@ from collections import Counter
 from typing import Any
 
 from trimaran.compute.native import _native
-from trimaran.compute.native.packing import pack_all
-from trimaran.compute.native.program import build_program
-from trimaran.compute.native.recorder import record
+from trimaran.compute.native.built import BuiltModel, build
 from trimaran.compute.native.sampler import NativeSampler
-from trimaran.core.config import WEIGHTS
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
 from trimaran.models.model import Model
 
 _KV_BYTES = 2  # bf16
+
+
+def default_threads() -> int:
+    """The CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def available_isas() -> list[str]:
@@ -29,13 +31,13 @@ class NativeBackend:
     """Runs a model's recorded forward in one call a step; implements `Backend`.
 
     Activations between operations are float32. A linear layer in 4 or 8 bits rounds its
-    input to 12 bits a row and sums exactly, or on AMX becomes bf16 tile by tile; csrc/linear.h
+    input to 12 bits a row and sums exactly, one in bf16 rounds it to bf16; csrc/linear.h
     and csrc/attention.h state the arithmetic. The KV cache is bf16.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: Model | BuiltModel,
         *,
         weights: str = "as-is",
         isa: str = "auto",
@@ -45,6 +47,7 @@ class NativeBackend:
         """Packs the weights and starts the threads.
 
         Args:
+            model: one that is built has its weights and its instruction set already.
             weights: "as-is", "bf16", "int8" or "int4", as in `EngineConfig`.
             isa: "auto" or one of `available_isas`.
             threads: 0 takes the CPUs this process may run on.
@@ -55,31 +58,25 @@ class NativeBackend:
                 with the model's dimensions.
             CapacityError: the memory for the weights can't be had.
         """
-        if weights not in WEIGHTS:
-            raise BackendError(f"weights is '{weights}'; give one of {', '.join(WEIGHTS)}")
         if max_rows < 1 or threads < 0:
             raise BackendError(f"max_rows is {max_rows} and threads {threads}; both must be more")
-        self._isa = _choose_isa(isa)
-        self._threads = threads or len(os.sched_getaffinity(0))
-        self._weights = weights
+        self._threads = threads or default_threads()
+        if not isinstance(model, BuiltModel):
+            model = build(model, weights, isa, self._threads)
+        self._built: BuiltModel | None = model
+        self._isa = model.isa
+        self._weights = model.weights
+        self._weight_bytes = model.nbytes
         self._config = model.config
-        try:
-            tape = record(model)
-            packed = pack_all(tape, weights, self._isa, self._threads)
-            program = build_program(tape, packed)
-        except ValueError as error:
-            raise BackendError(f"the native kernels can't run this model: {error}") from None
-        except MemoryError:
-            raise CapacityError(
-                "there isn't enough memory for the packed weights; use a smaller model, or one"
-                " that is quantised to fewer bits"
-            ) from None
-        self._executor: _native.Executor | None = self._start(program, max_rows)
-        self._formats = Counter(matrix.format for matrix in packed.values())
-        self._weight_bytes = sum(matrix.nbytes for matrix in packed.values())
+        self._executor: _native.Executor | None = self._start(model, max_rows)
+        self._formats = Counter(matrix.format for matrix in model.matrices.values())
         self.sampler = NativeSampler(self._isa)
 
-    def _start(self, program: _native.Program, max_rows: int) -> _native.Executor:
+    def _start(self, built: BuiltModel, max_rows: int) -> _native.Executor:
+        try:
+            program = built.plan.program(built.matrices)
+        except ValueError as error:
+            raise BackendError(f"the native kernels can't run this model: {error}") from None
         try:
             return _native.Executor(program, self._isa, self._threads, max_rows)
         except MemoryError:
@@ -166,20 +163,21 @@ class NativeBackend:
             seconds[name] += value  # type: ignore[assignment]
         return dict(seconds)
 
+    @property
+    def built(self) -> BuiltModel:
+        """What it runs, to be kept for another start.
+
+        Raises:
+            BackendError: it was closed.
+        """
+        if self._built is None:
+            raise BackendError("the back end was closed")
+        return self._built
+
     def close(self) -> None:
-        self._executor = None
+        self._executor = self._built = None
 
     def _open(self) -> _native.Executor:
         if self._executor is None:
             raise BackendError("the back end was closed")
         return self._executor
-
-
-def _choose_isa(isa: str) -> str:
-    if isa == "auto":
-        return _native.available_isas()[-1]
-    try:
-        _native.check_isa(isa)
-    except ValueError as error:
-        raise BackendError(str(error)) from None
-    return isa

@@ -1,12 +1,13 @@
-"""From a recorded forward to a program: which buffer each symbol lives in."""
+"""From a recorded forward to a plan: which buffer each symbol lives in."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from itertools import pairwise
 
-from trimaran.compute.native import _native
+import numpy as np
+
+from trimaran.compute.native.plan import Matrix, Plan, Vector
 from trimaran.compute.native.recorder import (
     Add,
     Angles,
@@ -27,9 +28,6 @@ from trimaran.compute.native.recorder import (
 )
 from trimaran.models.weight import Weight
 
-Packed = Mapping[str, _native.PackedLinear]
-
-
 class _Buffers:
     """Gives each symbol a buffer from its first to its last use.
 
@@ -37,8 +35,8 @@ class _Buffers:
     reads later; other outputs never share a buffer with the node's inputs.
     """
 
-    def __init__(self, program: _native.Program, tape: Tape) -> None:
-        self._program = program
+    def __init__(self, plan: Plan, tape: Tape) -> None:
+        self._plan = plan
         self._last_use = {
             symbol: index for index, node in enumerate(tape.nodes) for symbol in inputs_of(node)
         }
@@ -65,7 +63,7 @@ class _Buffers:
             if out not in self._numbers:
                 free = self._free[out.width, out.logits]
                 self._numbers[out] = (
-                    free.pop() if free else self._program.buffer(out.width, out.logits)
+                    free.pop() if free else self._plan.buffer(out.width, out.logits)
                 )
         for symbol in dead:
             self._free[symbol.width, symbol.logits].append(self._numbers[symbol])
@@ -99,33 +97,30 @@ def _overwrites(node: Node) -> list[tuple[Symbol, Symbol | None]]:
     return []
 
 
-def build_program(tape: Tape, packed: Packed) -> _native.Program:
-    """The program of a recorded forward.
-
-    Args:
-        packed: by name, the weights of `recorder.matrices_of`.
-    """
-    program = _native.Program()
-    buffers = _Buffers(program, tape)
+def build_plan(tape: Tape) -> Plan:
+    """The plan of a recorded forward; its matrices are those of `recorder.matrices_of`."""
+    plan = Plan()
+    buffers = _Buffers(plan, tape)
     for index, node in enumerate(tape.nodes):
         buffers.place(index, node)
-        _emit(program, buffers, node, packed)
-    program.finish(buffers[tape.logits])
-    return program
+        _emit(plan, buffers, node)
+    plan.call("finish", buffers[tape.logits])
+    return plan
 
 
-def _emit(program: _native.Program, at: _Buffers, node: Node, packed: Packed) -> None:
+def _emit(plan: Plan, at: _Buffers, node: Node) -> None:
     match node:
         case Embed(out, weight):
-            program.embed(at[out], packed[weight.name])
+            plan.call("embed", at[out], Matrix(weight.name))
         case Angles(out, spec):
-            program.angles(at[out], spec.frequencies().tolist())
+            plan.call("angles", at[out], spec.frequencies().tolist())
         case RmsNorm(out, x, weight, eps):
-            program.rms_norm(at[out], at[x], _vector(weight), eps)
+            plan.call("rms_norm", at[out], at[x], _vector(weight), eps)
         case Rope(out, x, angles, heads):
-            program.rope(at[out], at[x], at[angles], heads, x.width // heads)
+            plan.call("rope", at[out], at[x], at[angles], heads, x.width // heads)
         case Attention(out, q, k, v, spec):
-            program.attention(
+            plan.call(
+                "attention",
                 at[out],
                 at[q],
                 at[k],
@@ -138,28 +133,24 @@ def _emit(program: _native.Program, at: _Buffers, node: Node, packed: Packed) ->
                 at.direct(out),
             )
         case SiluMul(out, gate, up):
-            program.silu_mul(at[out], at[gate], at[up])
+            plan.call("silu_mul", at[out], at[gate], at[up])
         case Add(out, x, y):
-            program.add(at[out], at[x], at[y])
+            plan.call("add", at[out], at[x], at[y])
         case Gather(out, x):
-            program.gather(at[out], at[x])
+            plan.call("gather", at[out], at[x])
         case Linear(x, parts):
-            packed_parts = [_part(at, part, part.out, packed) for part in parts]
-            program.linear(at[x], packed_parts, at.direct(x))
+            plan.call("linear", at[x], [_part(at, part, part.out) for part in parts], at.direct(x))
         case GatedLinear(out, x, gate, up):
-            gates, values = (_part(at, part, out, packed) for part in (gate, up))
-            program.gated_linear(at[x], gates, values, at.direct(out))
+            gates, values = (_part(at, part, out) for part in (gate, up))
+            plan.call("gated_linear", at[x], gates, values, at.direct(out))
 
 
-def _part(
-    at: _Buffers, part: Part, out: Symbol, packed: Packed
-) -> tuple[_native.PackedLinear, list[float], int, int]:
+def _part(at: _Buffers, part: Part, out: Symbol) -> list[object]:
     residual = -1 if part.residual is None else at[part.residual]
-    return packed[part.weight.name], _vector(part.bias), at[out], residual
+    return [Matrix(part.weight.name), _vector(part.bias), at[out], residual]
 
 
-def _vector(weight: Weight | None) -> list[float]:
+def _vector(weight: Weight | None) -> Vector | list[float]:
     if weight is None:
         return []
-    values: list[float] = weight.values().reshape(-1).tolist()
-    return values
+    return Vector(np.ascontiguousarray(weight.values(), np.float32).reshape(-1))

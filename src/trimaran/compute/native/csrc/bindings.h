@@ -5,6 +5,7 @@
 
 namespace trimaran {
 
+void bind_artifact(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_executor(nanobind::module_& module);
 void bind_linear(nanobind::module_& module);

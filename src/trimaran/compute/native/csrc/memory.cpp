@@ -51,4 +51,7 @@ SharedMemory::SharedMemory(std::size_t bytes) : bytes_(bytes) {
   used += wanted;
 }
 
+SharedMemory::SharedMemory(std::shared_ptr<Memory> stretch, std::size_t at, std::size_t bytes)
+    : stretch_(std::move(stretch)), data_(stretch_->as<char>() + at), bytes_(bytes) {}
+
 }  // namespace trimaran

@@ -37,6 +37,8 @@ class SharedMemory {
   SharedMemory() = default;
   // Throws std::bad_alloc. May be called by several threads.
   explicit SharedMemory(std::size_t bytes);
+  // Bytes `at` to `at + bytes` of a stretch; they must lie in it.
+  SharedMemory(std::shared_ptr<Memory> stretch, std::size_t at, std::size_t bytes);
 
   std::size_t size() const { return bytes_; }
   template <class T>

@@ -20,6 +20,7 @@ NB_MODULE(_native, module) {
   module.def(
       "check_isa", [](const std::string& name) { isa_from_name(name); }, nb::arg("name"),
       "Raises ValueError, saying what is lacking, unless the kernels of this name can run.");
+  bind_artifact(module);
   bind_attention(module);
   bind_executor(module);
   bind_linear(module);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "pack_source.h"
@@ -197,6 +198,11 @@ std::size_t source_row_bytes(const std::string& type, int inputs) {
 
 PackedLinear::PackedLinear(LinearView view, const std::string& name)
     : view_(view), memory_(view.block_bytes * view.blocks()), format_(name) {
+  view_.data = memory_.as<std::uint8_t>();
+}
+
+PackedLinear::PackedLinear(LinearView view, const std::string& name, SharedMemory memory)
+    : view_(view), memory_(std::move(memory)), format_(name) {
   view_.data = memory_.as<std::uint8_t>();
 }
 

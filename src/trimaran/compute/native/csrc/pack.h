@@ -26,6 +26,8 @@ std::size_t source_row_bytes(const std::string& type, int inputs);
 class PackedLinear {
  public:
   PackedLinear(LinearView view, const std::string& name);
+  // What was packed before and lies in `memory`.
+  PackedLinear(LinearView view, const std::string& name, SharedMemory memory);
   const LinearView& view() const { return view_; }
   std::uint8_t* data() const { return memory_.as<std::uint8_t>(); }
   std::size_t bytes() const { return memory_.size(); }

@@ -28,8 +28,21 @@ void Program::expect_width(int buffer, int width, const char* what) const {
            std::to_string(width));
 }
 
+void Program::expect_space(int buffer, Space space) const {
+  if (buffer >= 0 && buffers_[buffer].space != space)
+    refuse("buffer " + std::to_string(buffer) + " has rows for another purpose");
+}
+
 void Program::push(Instruction instruction) {
   if (logits_ >= 0) refuse("it is finished");
+  expect_space(instruction.out, instruction.space);
+  expect_space(instruction.a, instruction.op == Op::kGather ? Space::kTokens : instruction.space);
+  expect_space(instruction.b, instruction.space);
+  expect_space(instruction.c, instruction.space);
+  for (const LinearPart& part : instruction.parts) {
+    expect_space(part.out, instruction.space);
+    expect_space(part.residual, instruction.space);
+  }
   instructions_.push_back(std::move(instruction));
 }
 
@@ -42,6 +55,8 @@ int Program::buffer(int width, bool logits) {
 
 void Program::embed(int out, std::shared_ptr<const PackedLinear> weight) {
   expect_width(out, weight->view().inputs, "the embedding");
+  if (vocabulary_ != 0 && vocabulary_ != weight->view().outputs)
+    refuse("embeddings of different vocabularies");
   vocabulary_ = weight->view().outputs;
   Instruction instruction(Op::kEmbed);
   instruction.out = out;

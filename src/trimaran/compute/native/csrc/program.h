@@ -102,6 +102,7 @@ class Program {
  private:
   const Buffer& checked(int buffer, const char* what) const;
   void expect_width(int buffer, int width, const char* what) const;
+  void expect_space(int buffer, Space space) const;
   void push(Instruction instruction);
 
   std::vector<Instruction> instructions_;

@@ -1,0 +1,86 @@
+#include "artifact.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+namespace trimaran {
+namespace {
+
+constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15u;
+constexpr int kLanes = 8;
+constexpr int kMostElements = 1 << 28;  // of one side of a matrix
+
+// One-to-one in `word` and in `lane`.
+std::uint64_t mix(std::uint64_t lane, std::uint64_t word) {
+  const std::uint64_t product = (lane ^ word) * kOdd;
+  return product << 29 | product >> 35;
+}
+
+[[noreturn]] void refuse(const char* what) {
+  throw std::invalid_argument(std::string("packed weights: ") + what);
+}
+
+void expect(bool holds, const char* what) {
+  if (!holds) refuse(what);
+}
+
+// Bytes of a block's codes.
+std::size_t code_bytes(const LinearView& view) {
+  const auto steps = static_cast<std::size_t>(view.steps());
+  switch (view.codes) {
+    case Codes::kU4:
+      return steps * kStep * kBlock / 2;
+    case Codes::kU8:
+      return steps * kStep * kBlock;
+    case Codes::kBf16:
+      return steps * kStep * kBlock * 2;
+  }
+  refuse("codes of an unknown kind");
+}
+
+void check_tables(const LinearView& view) {
+  expect(view.group == 16 || view.group == 32, "group is neither 16 nor 32");
+  expect(view.offset >= 0 && view.offset <= 255, "offset isn't a code");
+  const std::size_t table = static_cast<std::size_t>(view.steps()) * (kStep / view.group) *
+                            kBlock * (view.wide ? sizeof(float) : sizeof(std::uint16_t));
+  const auto fits = [&](std::size_t at) {
+    return at % 64 == 0 && at <= view.block_bytes && table <= view.block_bytes - at;
+  };
+  expect(view.scales_at >= code_bytes(view) && fits(view.scales_at), "scales outside the block");
+  if (view.mins) expect(fits(view.mins_at), "minima outside the block");
+}
+
+}  // namespace
+
+std::uint64_t checksum(const void* data, std::size_t bytes) {
+  std::uint64_t lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = kOdd * (i + 1);
+  const auto* at = static_cast<const char*>(data);
+  std::size_t left = bytes;
+  for (; left >= sizeof lanes; left -= sizeof lanes, at += sizeof lanes) {
+    std::uint64_t words[kLanes];
+    std::memcpy(words, at, sizeof words);
+    for (int i = 0; i < kLanes; ++i) lanes[i] = mix(lanes[i], words[i]);
+  }
+  std::uint64_t rest[kLanes] = {};
+  std::memcpy(rest, at, left);
+  std::uint64_t sum = bytes;
+  for (int i = 0; i < kLanes; ++i) sum = mix(mix(lanes[i], rest[i]), sum);
+  return sum ^ sum >> 32;
+}
+
+PackedLinear packed_from(std::shared_ptr<Memory> memory, std::size_t at, const LinearView& view,
+                         const std::string& format) {
+  expect(view.outputs > 0 && view.outputs <= kMostElements, "outputs out of range");
+  expect(view.inputs > 0 && view.inputs <= kMostElements, "inputs out of range");
+  expect(view.block_bytes > 0 && view.block_bytes % 64 == 0, "block_bytes is no multiple of 64");
+  expect(code_bytes(view) <= view.block_bytes, "codes outside the block");
+  if (view.codes != Codes::kBf16) check_tables(view);
+  const auto blocks = static_cast<std::size_t>(view.blocks());
+  expect(at % 64 == 0 && at <= memory->size(), "data begin outside the memory");
+  expect(view.block_bytes <= (memory->size() - at) / blocks, "data end outside the memory");
+  return PackedLinear(view, format, SharedMemory(std::move(memory), at, blocks * view.block_bytes));
+}
+
+}  // namespace trimaran
