@@ -22,6 +22,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal",
     "generate": "answer a prompt, standard input, or a JSONL file of requests",
     "models": "list, pull, verify and remove the models on this machine",
+    "build": "pack a model for this machine once, for fast starts",
     "info": "the CPU, instruction set, threads and kernels in use",
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_type_hints
 
@@ -31,9 +31,11 @@ _RENAMED: dict[tuple[type, str], str] = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for every field of `EngineConfig`."""
-    _add_flags(parser.add_argument_group("engine"), EngineConfig, {}, frozenset())
+def add_engine_flags(parser: argparse.ArgumentParser, only: Collection[str] = ()) -> None:
+    """A flag for every field of `EngineConfig`, or for those named."""
+    names = {field.name for field in fields(EngineConfig)}
+    left_out = frozenset(names - set(only)) if only else frozenset[str]()
+    _add_flags(parser.add_argument_group("engine"), EngineConfig, {}, left_out)
 
 
 def add_sampling_flags(

@@ -27,6 +27,8 @@ class EngineConfig:
             "int8" or "int4" (rounded to nearest, a scale and a minimum per 32 inputs; of
             int4, embeddings and output head are held in int8).
         isa: instruction set of the native kernels; "auto" takes the best the CPU has.
+        build_cache: use the cached build of a model, and keep one where packing its weights
+            took longer than a second.
         threads: compute threads; 0 takes the CPUs this process may run on.
         max_model_len: longest prompt + output in tokens; None takes the model's own, or
             less where the KV cache could not hold one such sequence.
@@ -45,6 +47,7 @@ class EngineConfig:
     backend: str = "auto"
     weights: str = "as-is"
     isa: str = "auto"
+    build_cache: bool = True
     threads: int = 0
     max_model_len: int | None = None
     block_size: int = 16
@@ -68,8 +71,9 @@ class EngineConfig:
         _in_range("max_num_seqs", self.max_num_seqs, 1, 65536)
         _in_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 20)
         _in_range("seed", self.seed, -(2**63), 2**64 - 1)
-        if not isinstance(self.prefix_cache, bool):
-            raise ConfigError(f"prefix_cache is {self.prefix_cache!r}; give True or False")
+        for name in ("build_cache", "prefix_cache"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; give True or False")
         if self.max_model_len is not None:
             _in_range("max_model_len", self.max_model_len, 1, 1 << 24)
         if self.kv_cache_bytes is not None:

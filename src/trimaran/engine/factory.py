@@ -7,20 +7,33 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trimaran.cache.manager import KVCacheManager
+from trimaran.compute import native
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
 from trimaran.core.config import EngineConfig
-from trimaran.core.errors import BackendError
+from trimaran.core.errors import BackendError, BuildError, TrimaranError
+from trimaran.engine.builds import BuildStore, open_build, save_build
 from trimaran.engine.core import EngineCore
 from trimaran.engine.memory import available_bytes, plan_cache
 from trimaran.models.chat_template import ChatTemplate
-from trimaran.models.load import load_checkpoint
+from trimaran.models.config import ModelConfig
 from trimaran.models.model import Model
+from trimaran.models.source import Identity, identity
 from trimaran.models.store import resolve
+from trimaran.models.text_files import read_text_files
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from trimaran.compute.native.artifact import Build
+    from trimaran.compute.native.built import BuiltModel
+    from trimaran.models.load import Checkpoint
+
+SLOW_SECONDS = 1.0
+"""A model whose weights take longer to pack is built for the next start."""
 
 log = logging.getLogger("trimaran")
 
@@ -71,15 +84,170 @@ def load_engine(
     phases = phases or Phases()
     path = resolve(model, progress=progress)
     phases.done("find model")
+    loaded = load_model(path, config, phases.done)
+    core = make_core(loaded, config, clock or SystemClock())
+    phases.done("allocate cache")
+    return LoadedEngine(core, path, loaded.chat_template, phases)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its weights in a back end."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    backend: Backend
+
+
+def load_model(path: Path, config: EngineConfig, phase_done: Callable[[str], None]) -> LoadedModel:
+    """A model from a build, from the cached build of a checkpoint, or from a checkpoint.
+
+    Args:
+        path: a build's folder, or as `load_checkpoint` takes it.
+        phase_done: called with the name of what was done since the last call.
+
+    Raises:
+        TrimaranError: of the class that names the trouble.
+    """
+    if native.is_build(path):
+        return _load_build(path, config, phase_done)
+    store = BuildStore() if config.build_cache and choose_backend(config) == "native" else None
+    if store is None:
+        return _load_checkpoint(path, config, phase_done)[0]
+    from trimaran.compute.native.built import choose_isa
+
+    isa = choose_isa(config.isa)
+    rebuild = store.has(path, config.weights, isa)
+    found = store.load(path, config.weights, isa, config.threads)
+    if found is not None:
+        phase_done("read cached build")
+        return _start_build(*found, config, phase_done)
+    seen = identity(path)
+    loaded, checkpoint, seconds = _load_checkpoint(path, config, phase_done)
+    if rebuild or seconds > SLOW_SECONDS:
+        _keep(store, path, loaded.backend, checkpoint, seen)
+        phase_done("keep build")
+    return loaded
+
+
+def _load_checkpoint(
+    path: Path, config: EngineConfig, phase_done: Callable[[str], None]
+) -> tuple[LoadedModel, Checkpoint, float]:
+    """(the model, what it was made from, seconds that packing took)."""
+    from trimaran.models.load import load_checkpoint
+
+    checkpoint = load_checkpoint(path)
+    phase_done("read checkpoint")
+    tokenizer = checkpoint.tokenizer()
+    phase_done("build tokenizer")
+    begin = time.perf_counter()
+    backend = make_backend(checkpoint.model, config)
+    seconds = time.perf_counter() - begin
+    phase_done("pack weights")
+    loaded = LoadedModel(checkpoint.config, tokenizer, checkpoint.chat_template(), backend)
+    return loaded, checkpoint, seconds
+
+
+def _keep(
+    store: BuildStore, path: Path, backend: Backend, checkpoint: Checkpoint, seen: Identity
+) -> None:
+    """Keeps what was packed, or says why not: a start never fails for it."""
+    from trimaran.compute.native.backend import NativeBackend
+
+    assert isinstance(backend, NativeBackend)
+    try:
+        place = store.save(path, backend.built, checkpoint, seen)
+        log.info("the build is kept in %s, for faster starts", place)
+    except TrimaranError as error:
+        log.info("the build isn't kept: %s", error)
+
+
+def _load_build(path: Path, config: EngineConfig, phase_done: Callable[[str], None]) -> LoadedModel:
+    if choose_backend(config) != "native":
+        raise BackendError(
+            f"{path} is built for the native kernels; give the model that it was built from, or"
+            " another backend"
+        )
+    build = open_build(path)
+    build.check_options(config.weights, config.isa)
+    built = build.load(config.threads)
+    phase_done("read build")
+    return _start_build(build, built, config, phase_done)
+
+
+def _start_build(
+    build: Build, built: BuiltModel, config: EngineConfig, phase_done: Callable[[str], None]
+) -> LoadedModel:
+    from trimaran.compute.native.backend import NativeBackend
+
+    tokenizer, chat_template = read_text_files(build.folder, build.text_files)
+    phase_done("build tokenizer")
+    backend = NativeBackend(built, threads=config.threads, max_rows=config.max_num_batched_tokens)
+    phase_done("start threads")
+    return LoadedModel(built.config, tokenizer, chat_template, backend)
+
+
+def build_model(
+    model: str | Path,
+    config: EngineConfig,
+    output: Path | None,
+    *,
+    phases: Phases | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Path, BuiltModel]:
+    """Builds a model for later starts; (folder of the build, what is in it).
+
+    Args:
+        config: of which `weights`, `isa` and `threads` count.
+        output: a new folder, or that of an older build; None is the cache, where every later
+            start of the model with the same options finds it.
+
+    Raises:
+        TrimaranError: of the class that names the trouble.
+    """
+    phases = phases or Phases()
+    path = resolve(model, progress=progress)
+    phases.done("find model")
+    if native.is_build(path):
+        raise BuildError(f"{path} is a build already; give the model that it was built from")
+    if choose_backend(config) != "native":
+        raise BackendError("only models for the native kernels are built; leave backend out")
+    from trimaran.compute.native.built import build
+    from trimaran.models.load import load_checkpoint
+
+    seen = identity(path)
     checkpoint = load_checkpoint(path)
     phases.done("read checkpoint")
-    tokenizer = checkpoint.tokenizer()
-    phases.done("build tokenizer")
-    backend = make_backend(checkpoint.model, config)
+    checkpoint.tokenizer()  # an unsound one is known now, not when the build is used
+    checkpoint.chat_template()
+    phases.done("check tokenizer")
+    built = build(checkpoint.model, config.weights, config.isa, config.threads)
     phases.done("pack weights")
-    core = make_core(checkpoint.model, tokenizer, backend, config, clock or SystemClock())
-    phases.done("allocate cache")
-    return LoadedEngine(core, path, checkpoint.chat_template(), phases)
+    if output is None:
+        place = BuildStore().save(path, built, checkpoint, seen)
+    else:
+        place = save_build(output, built, checkpoint)
+    phases.done("write build")
+    return place, built
+
+
+def choose_backend(config: EngineConfig) -> str:
+    """ "native" or "reference", as asked for and as can be had.
+
+    Raises:
+        BackendError: it can't run here; says why.
+    """
+    name = config.backend
+    if name == "auto":
+        name = "native" if native.is_available() else "reference"
+    if name == "native" and not native.is_available():
+        raise BackendError(
+            f"backend is 'native', but its kernels are not available:"
+            f" {native.unavailable_reason()}; install a C++ compiler and reinstall, or use"
+            f" backend='reference'"
+        )
+    return name
 
 
 def make_backend(model: Model, config: EngineConfig) -> Backend:
@@ -88,24 +256,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     Raises:
         BackendError: it can't run here; says why.
     """
-    from trimaran.compute import native
-
-    name = config.backend
-    if name == "auto":
-        name = "native" if native.is_available() else "reference"
-        if name == "reference":
-            log.warning(
-                "the native kernels are not available (%s); the reference back end is many"
-                " times slower",
-                native.unavailable_reason(),
-            )
-    if name == "native":
-        if not native.is_available():
-            raise BackendError(
-                f"backend is 'native', but its kernels are not available:"
-                f" {native.unavailable_reason()}; install a C++ compiler and reinstall, or use"
-                f" backend='reference'"
-            )
+    if choose_backend(config) == "native":
         from trimaran.compute.native.backend import NativeBackend
 
         return NativeBackend(
@@ -114,6 +265,12 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
             isa=config.isa,
             threads=config.threads,
             max_rows=config.max_num_batched_tokens,
+        )
+    if config.backend == "auto":
+        log.warning(
+            "the native kernels are not available (%s); the reference back end is many times"
+            " slower",
+            native.unavailable_reason(),
         )
     for option, default in (("isa", "auto"), ("weights", "as-is")):
         if getattr(config, option) != default:
@@ -126,21 +283,25 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     return ReferenceBackend(model)
 
 
-def make_core(
-    model: Model, tokenizer: Tokenizer, backend: Backend, config: EngineConfig, clock: Clock
-) -> EngineCore:
+def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineCore:
     """Sizes and allocates the cache, and joins the parts.
 
     Raises:
         CapacityError, ConfigError: as `plan_cache`.
     """
     plan = plan_cache(
-        config, model.config.context_length, backend.kv_bytes_per_token(), available_bytes()
+        config, model.config.context_length, model.backend.kv_bytes_per_token(), available_bytes()
     )
     log.info(plan.reason)
-    backend.allocate_cache(plan.blocks, config.block_size)
+    model.backend.allocate_cache(plan.blocks, config.block_size)
     cache = KVCacheManager(plan.blocks, config.block_size, config.prefix_cache)
     scheduler = Scheduler(config, cache, clock)
     return EngineCore(
-        model.config, tokenizer, backend, scheduler, config, plan.max_model_len, clock
+        model.config,
+        model.tokenizer,
+        model.backend,
+        scheduler,
+        config,
+        plan.max_model_len,
+        clock,
     )

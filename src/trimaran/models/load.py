@@ -113,9 +113,7 @@ def only_gguf(folder: Path) -> Path | None:
     """
     gguf_files = sorted(folder.glob("*.gguf"))
     # Folders of GGUF files often carry a config.json too, so safetensors decide.
-    if (folder / CONFIG_NAME).exists() and (
-        not gguf_files or any(folder.glob("*.safetensors*"))
-    ):
+    if (folder / CONFIG_NAME).exists() and (not gguf_files or any(folder.glob("*.safetensors*"))):
         return None
     return _only_file(folder, gguf_files)
 

@@ -104,12 +104,9 @@ def read_source(path: Path) -> Source:
     return Source(path.resolve().name, _digest_of_all(path, files, digests), size)
 
 
-def _digest_of_all(
-    path: Path, files: Sequence[Path], digests: Sequence[tuple[str, int]]
-) -> str:
+def _digest_of_all(path: Path, files: Sequence[Path], digests: Sequence[tuple[str, int]]) -> str:
     lines = [
-        f"{digest} {_name(path, file)}\n"
-        for file, (digest, _) in zip(files, digests, strict=True)
+        f"{digest} {_name(path, file)}\n" for file, (digest, _) in zip(files, digests, strict=True)
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -37,9 +37,7 @@ def text_files(checkpoint: Checkpoint) -> dict[str, bytes]:
         raise CheckpointError(f"{error.filename} can't be read: {error.strerror}") from None
 
 
-def read_text_files(
-    folder: Path, names: Collection[str]
-) -> tuple[Tokenizer, ChatTemplate | None]:
+def read_text_files(folder: Path, names: Collection[str]) -> tuple[Tokenizer, ChatTemplate | None]:
     """Tokenizer and chat template from the files that `text_files` told.
 
     Raises:

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
+
+BUILD_FILE = "build.trimaran"
+"""What the folder of a built model holds, and no other folder; see `artifact.py`."""
+
+
+def is_build(path: Path) -> bool:
+    """Whether a path is that of a built model: its folder, or the file in it."""
+    return path.name == BUILD_FILE or (path / BUILD_FILE).exists()
 
 
 def is_available() -> bool:

@@ -21,23 +21,16 @@ from typing import Any, Self, get_type_hints
 
 import numpy as np
 
-from trimaran import __version__, models
+from trimaran import models
 from trimaran.compute import native
-from trimaran.compute.native import _native
-from trimaran.compute.native.built import BuiltModel
+from trimaran.compute.native import BUILD_FILE, _native
+from trimaran.compute.native.built import BuiltModel, default_threads
 from trimaran.compute.native.container import Container, aligned, write_container
 from trimaran.compute.native.plan import Float32, Plan
 from trimaran.core.errors import BackendError, BuildError
 from trimaran.models.config import ModelConfig
 from trimaran.models.rope import Llama3Scaling, RopeSpec
 from trimaran.models.source import Source
-
-FILE_NAME = "build.trimaran"
-
-
-def is_build(path: Path) -> bool:
-    """Whether a path is that of a build: its folder, or the file in it."""
-    return path.name == FILE_NAME or (path / FILE_NAME).exists()
 
 
 @functools.cache
@@ -53,7 +46,7 @@ def maker() -> str:
 
 
 def _version() -> str:
-    return f"Trimaran {__version__} with kernels {_native.KERNEL_VERSION}-{maker()[:12]}"
+    return f"{_native.KERNEL_VERSION}-{maker()[:12]}"
 
 
 def write_build(
@@ -85,7 +78,7 @@ def write_build(
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    write_container(folder / FILE_NAME, header, sections + [v.view(np.uint8) for v in vectors])
+    write_container(folder / BUILD_FILE, header, sections + [v.view(np.uint8) for v in vectors])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +105,19 @@ class Build:
         """Reads and verifies all but the weights.
 
         Args:
-            path: the folder, or its `FILE_NAME`.
+            path: the folder, or its `BUILD_FILE`.
             known_text_files: those that there may be.
 
         Raises:
             BuildError: it is missing, truncated or corrupt, or was made by another Trimaran.
         """
-        folder = path.parent if path.name == FILE_NAME else path
-        container = Container.open(folder / FILE_NAME)
+        folder = path.parent if path.name == BUILD_FILE else path
+        container = Container.open(folder / BUILD_FILE)
         header = container.header
         if header.get("maker") != maker():
             raise BuildError(
-                f"{folder} is stale: it was built by {header.get('version')}, and this is"
-                f" {_version()}; build the model again"
+                f"{folder} is stale: it was built by another version of Trimaran, with kernels"
+                f" {header.get('version')}; this one has {_version()}; build the model again"
             )
         try:
             return cls(
@@ -164,14 +157,17 @@ class Build:
                 f"{self.folder} was built for '{self.isa}': {error}; build the model again here"
             ) from None
 
-    def load(self, threads: int) -> BuiltModel:
+    def load(self, threads: int = 0) -> BuiltModel:
         """Reads the weights, verifying every byte.
+
+        Args:
+            threads: that read; 0 takes the CPUs this process may run on.
 
         Raises:
             BuildError: they are truncated or corrupt.
             CapacityError: there isn't enough memory for them.
         """
-        memory = self._container.read_data(threads)
+        memory = self._container.read_data(threads or default_threads())
         header = self._container.header
         try:
             at = 0

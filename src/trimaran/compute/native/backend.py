@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
 from trimaran.compute.native import _native
-from trimaran.compute.native.built import BuiltModel, build
+from trimaran.compute.native.built import BuiltModel, build, default_threads
 from trimaran.compute.native.sampler import NativeSampler
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.sampling_batch import Float32
@@ -15,11 +14,6 @@ from trimaran.core.step_plan import StepPlan
 from trimaran.models.model import Model
 
 _KV_BYTES = 2  # bf16
-
-
-def default_threads() -> int:
-    """The CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def available_isas() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,12 +38,13 @@ class BuiltModel:
         return sum(matrix.nbytes for matrix in self.matrices.values())
 
 
-def build(model: Model, weights: str, isa: str, threads: int) -> BuiltModel:
+def build(model: Model, weights: str, isa: str, threads: int = 0) -> BuiltModel:
     """Records the model's forward and packs its matrices.
 
     Args:
         weights: one of `WEIGHTS`.
         isa: "auto" or one of `available_isas`.
+        threads: that pack; 0 takes the CPUs this process may run on.
 
     Raises:
         BackendError: the machine lacks the instruction set, or the kernels can't work with
@@ -54,7 +56,7 @@ def build(model: Model, weights: str, isa: str, threads: int) -> BuiltModel:
     isa = choose_isa(isa)
     try:
         tape = record(model)
-        packed = pack_all(tape, weights, isa, threads)
+        packed = pack_all(tape, weights, isa, threads or default_threads())
         return BuiltModel(model.config, isa, weights, build_plan(tape), packed)
     except ValueError as error:
         raise BackendError(f"the native kernels can't run this model: {error}") from None
@@ -63,6 +65,11 @@ def build(model: Model, weights: str, isa: str, threads: int) -> BuiltModel:
             "there isn't enough memory for the packed weights; use a smaller model, or one"
             " that is quantised to fewer bits"
         ) from None
+
+
+def default_threads() -> int:
+    """The CPUs that this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def choose_isa(isa: str) -> str:

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "linear_stream.h"
+
 namespace trimaran {
 namespace {
 
@@ -25,8 +27,8 @@ void expect(bool holds, const char* what) {
   if (!holds) refuse(what);
 }
 
-// Bytes of a block's codes.
-std::size_t code_bytes(const LinearView& view) {
+// Bytes of a block's steps.
+std::size_t step_bytes(const LinearView& view) {
   const auto steps = static_cast<std::size_t>(view.steps());
   switch (view.codes) {
     case Codes::kU4:
@@ -35,20 +37,30 @@ std::size_t code_bytes(const LinearView& view) {
       return steps * kStep * kBlock;
     case Codes::kBf16:
       return steps * kStep * kBlock * 2;
+    case Codes::kS4:
+    case Codes::kS8:
+      return steps * stream_step_bytes(view.codes == Codes::kS4, view.group);
   }
   refuse("codes of an unknown kind");
 }
 
+// What follows a block's steps lies in the block, and the rest is what kernels take it for.
 void check_tables(const LinearView& view) {
-  expect(view.group == 16 || view.group == 32, "group is neither 16 nor 32");
-  expect(view.offset >= 0 && view.offset <= 255, "offset isn't a code");
-  const std::size_t table = static_cast<std::size_t>(view.steps()) * (kStep / view.group) *
-                            kBlock * (view.wide ? sizeof(float) : sizeof(std::uint16_t));
-  const auto fits = [&](std::size_t at) {
-    return at % 64 == 0 && at <= view.block_bytes && table <= view.block_bytes - at;
+  const auto fits = [&](std::size_t at, std::size_t bytes) {
+    return at % 64 == 0 && at <= view.block_bytes && bytes <= view.block_bytes - at;
   };
-  expect(view.scales_at >= code_bytes(view) && fits(view.scales_at), "scales outside the block");
-  if (view.mins) expect(fits(view.mins_at), "minima outside the block");
+  if (takes_integers(view.codes)) {
+    expect(view.offset >= 0 && view.offset <= 255, "offset isn't a code");
+    const std::size_t table = static_cast<std::size_t>(view.steps()) * (kStep / view.group) *
+                              kBlock * (view.wide ? sizeof(float) : sizeof(std::uint16_t));
+    expect(view.scales_at >= step_bytes(view) && fits(view.scales_at, table),
+           "scales outside the block");
+    if (view.mins) expect(fits(view.mins_at, table), "minima outside the block");
+  } else {
+    expect(view.codes != Codes::kS4 || view.group == 32, "group isn't 32");
+    expect(view.scales_at >= step_bytes(view) && fits(view.scales_at, kBlock * sizeof(float)),
+           "multipliers outside the block");
+  }
 }
 
 }  // namespace
@@ -75,7 +87,9 @@ PackedLinear packed_from(std::shared_ptr<Memory> memory, std::size_t at, const L
   expect(view.outputs > 0 && view.outputs <= kMostElements, "outputs out of range");
   expect(view.inputs > 0 && view.inputs <= kMostElements, "inputs out of range");
   expect(view.block_bytes > 0 && view.block_bytes % 64 == 0, "block_bytes is no multiple of 64");
-  expect(code_bytes(view) <= view.block_bytes, "codes outside the block");
+  if (view.codes != Codes::kBf16)
+    expect(view.group == 16 || view.group == 32, "group is neither 16 nor 32");
+  expect(step_bytes(view) <= view.block_bytes, "codes outside the block");
   if (view.codes != Codes::kBf16) check_tables(view);
   const auto blocks = static_cast<std::size_t>(view.blocks());
   expect(at % 64 == 0 && at <= memory->size(), "data begin outside the memory");

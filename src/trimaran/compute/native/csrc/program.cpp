@@ -184,6 +184,11 @@ void Program::finish(int logits) {
   if (checked(logits, "the logits").space != Space::kLogits)
     refuse("the logits must have a row each that is wanted");
   if (vocabulary_ == 0 || layers_ == 0) refuse("no embedding, or no attention");
+  for (const Instruction& instruction : instructions_) {
+    const int out = instruction.parts.empty() ? instruction.out : instruction.parts[0].out;
+    if (instruction.direct_output && buffers_[out].width > widest_input_)
+      refuse("an output for a linear layer is wider than the input of any");
+  }
   // What a step returns is contiguous.
   buffers_[logits].stride = buffers_[logits].width;
   logits_ = logits;
