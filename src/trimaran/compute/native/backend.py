@@ -25,7 +25,7 @@ class NativeBackend:
     """Runs a model's recorded forward in one call a step; implements `Backend`.
 
     Activations between operations are float32. A linear layer in 4 or 8 bits rounds its
-    input to 12 bits a row and sums exactly, one in bf16 rounds it to bf16; csrc/linear.h
+    input to 12 bits a row and sums exactly, or on AMX becomes bf16 tile by tile; csrc/linear.h
     and csrc/attention.h state the arithmetic. The KV cache is bf16.
     """
 
@@ -69,10 +69,9 @@ class NativeBackend:
     def _start(self, built: BuiltModel, max_rows: int) -> _native.Executor:
         try:
             program = built.plan.program(built.matrices)
+            return _native.Executor(program, self._isa, self._threads, max_rows)
         except ValueError as error:
             raise BackendError(f"the native kernels can't run this model: {error}") from None
-        try:
-            return _native.Executor(program, self._isa, self._threads, max_rows)
         except MemoryError:
             raise CapacityError(
                 f"there isn't enough memory for the activations of {max_rows} rows; lower"

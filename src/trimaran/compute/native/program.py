@@ -28,6 +28,7 @@ from trimaran.compute.native.recorder import (
 )
 from trimaran.models.weight import Weight
 
+
 class _Buffers:
     """Gives each symbol a buffer from its first to its last use.
 
