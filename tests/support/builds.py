@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from support.command_line import write_tiny_model
+from support.tiny_files import TOKENS, tiny_folder
 
 from trimaran.compute.native import BUILD_FILE
 from trimaran.models.text_files import NAMES
@@ -62,3 +64,17 @@ def load_build(folder: Path) -> Any:
 
 def build_file(folder: Path) -> Path:
     return folder / BUILD_FILE
+
+
+def write_native_folder(folder: Path) -> Path:
+    """A Hugging Face folder of such a model, with a tokenizer and a chat template."""
+    tiny_folder(folder, {"num_attention_heads": 2, "num_key_value_heads": 1})
+    vocabulary = {text: number for number, text in enumerate(TOKENS)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "<{{ messages[0].content }}>", "eos_token": "<|im_end|>"})
+    )
+    return folder

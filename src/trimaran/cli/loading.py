@@ -22,8 +22,8 @@ def add_model_flags(parser: argparse.ArgumentParser, default: str | None = DEFAU
         "--model",
         metavar="NAME",
         default=default,
-        help="a .gguf file, a folder with config.json and safetensors, a known name, or a hub"
-        f" name as owner/name{shown}",
+        help="a .gguf file, a folder with config.json and safetensors, the folder of a build, a"
+        f" known name, or a hub name as owner/name{shown}",
     )
     parser.add_argument(
         "-v",

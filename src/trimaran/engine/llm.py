@@ -47,15 +47,15 @@ class LLM:
     ) -> None:
         """
         Args:
-            model: a .gguf file, a folder with config.json and safetensors, a known name
-                ("smollm2-135m"), or a hub name ("owner/name").
+            model: a .gguf file, a folder with config.json and safetensors, the folder of a
+                build, a known name ("smollm2-135m"), or a hub name ("owner/name").
             phases: collects how long each phase of the start-up took.
             download_progress: called with (bytes so far, bytes in all) of a download.
             **options: fields of `EngineConfig`; an unknown one is refused by name.
 
         Raises:
-            ConfigError, ModelNotFoundError, DownloadError, CheckpointError, CapacityError,
-            BackendError: each says what to do.
+            ConfigError, ModelNotFoundError, DownloadError, CheckpointError, BuildError,
+            CapacityError, BackendError: each says what to do.
         """
         config = EngineConfig.from_mapping(options)
         loaded = load_engine(model, config, phases=phases, progress=download_progress)
