@@ -276,11 +276,24 @@ def test_a_build_of_another_version_is_built_again(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build(model)
+    for version, expected in (("1", ["ready", "stale"]), ("2", ["ready", "stale"])):
+        monkeypatch.setattr(artifact, "maker", lambda version=version: version * 64)
+        assert "keep build" in start(model)[1]
+        assert FROM_CACHE in start(model)[1]
+        assert [state if state == "ready" else "stale" for state in states()] == expected
     monkeypatch.setattr(artifact, "maker", lambda: "1" * 64)
+    assert FROM_CACHE in start(model)[1]
+
+
+def test_a_build_that_names_another_version_is_built_again(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = build(model)
+    monkeypatch.setattr(artifact, "maker", lambda: "1" * 64)
+    old.rename(old.with_name(old.name[:-8] + "1" * 8))
     assert "is stale" in states()[0]
     assert "keep build" in start(model)[1]
     assert states() == ["ready"]
-    assert FROM_CACHE in start(model)[1]
 
 
 def test_a_model_that_changes_while_it_is_built(

@@ -1,10 +1,10 @@
 """The cache of built models, and builds in folders of the user's own.
 
     <cache>/builds/
-    ├── smollm2-135m-0f3c….lock      shared by readers, exclusive to who replaces or removes
-    └── smollm2-135m-0f3c…/          one a model's path, weights and instruction set
-        ├── build.trimaran, …        see compute/native/artifact.py
-        └── seen.json                the source's path, and its identity when last hashed
+    ├── smollm2-135m-0f3c…-91ab….lock     shared by readers, exclusive to who replaces it
+    └── smollm2-135m-0f3c…-91ab…/         model's path, weights and instruction set; maker
+        ├── build.trimaran, …             see compute/native/artifact.py
+        └── seen.json                     the source's path, its identity when last hashed
 
 A build appears by a rename, whole. It is used only if its source is still what it was built
 from: by size, times and file number as in `seen.json`, else by hashing the source. Nothing
@@ -15,6 +15,7 @@ written isn't.
 from __future__ import annotations
 
 import fcntl
+import glob
 import hashlib
 import json
 import logging
@@ -43,6 +44,10 @@ log = logging.getLogger("trimaran")
 
 MAX_BYTES = 16 << 30
 """Of all cached builds; those used longest ago go first."""
+
+MAX_VERSIONS = 2
+"""Of one model with the same options by different versions of Trimaran, so that two which are
+both in use don't replace each other's all the time."""
 
 _SEEN = "seen.json"
 _WORK_PREFIX = ".building-"
@@ -109,8 +114,8 @@ class BuildStore:
         self._max_bytes = max_bytes
 
     def has(self, path: Path, weights: str, isa: str) -> bool:
-        """Whether there is a build of this model, good or not."""
-        return self._place(path, weights, isa).exists()
+        """Whether there is a build of this model, good or not, of any version of Trimaran."""
+        return bool(self._versions(self._place(path, weights, isa)))
 
     def load(
         self, path: Path, weights: str, isa: str, threads: int = 0
@@ -158,6 +163,8 @@ class BuildStore:
                 _write_seen(work, path, seen)
                 with self._lock(place, fcntl.LOCK_EX):
                     _replace(work, place)
+                for old in self._versions(place)[:-MAX_VERSIONS]:
+                    self._remove(old)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
         except OSError as error:
@@ -181,8 +188,7 @@ class BuildStore:
         freed = _size(self.folder)
         try:
             for place in self._places():
-                with self._lock(place, fcntl.LOCK_EX):
-                    shutil.rmtree(place)
+                self._remove(place)
             for left in (*self.folder.glob(f"{_WORK_PREFIX}*"), *self.folder.glob("*.lock")):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         except OSError as error:
@@ -194,20 +200,30 @@ class BuildStore:
     # ------------------------------------------------------------------ inside
 
     def _place(self, path: Path, weights: str, isa: str) -> Path:
+        from trimaran.compute.native.artifact import maker
+
         whole = path.resolve()
         key = hashlib.sha256(f"{whole}\0{weights}\0{isa}".encode(errors="surrogateescape"))
-        return self.folder / f"{whole.stem[:40]}-{key.hexdigest()[:16]}"
+        return self.folder / f"{whole.stem[:40]}-{key.hexdigest()[:16]}-{maker()[:8]}"
 
-    def _places(self) -> list[Path]:
+    def _places(self, pattern: str = "*") -> list[Path]:
         """Those used longest ago first."""
-        if not self.folder.exists():
-            return []
         found = [
-            path
-            for path in self.folder.iterdir()
+            (path.stat().st_mtime, path)
+            for path in self.folder.glob(pattern)
             if path.is_dir() and not path.name.startswith(_WORK_PREFIX)
         ]
-        return sorted(found, key=lambda path: path.stat().st_mtime)
+        return [path for _, path in sorted(found)]
+
+    def _versions(self, place: Path) -> list[Path]:
+        """Builds of the same model with the same options by any version of Trimaran."""
+        return self._places(f"{glob.escape(place.name.rpartition('-')[0])}-????????")
+
+    def _remove(self, place: Path) -> None:
+        with self._lock(place, fcntl.LOCK_EX):
+            shutil.rmtree(place)
+        with suppress(OSError):
+            place.with_name(f"{place.name}.lock").unlink()
 
     def _make_room(self, nbytes: int, keep: Path) -> None:
         """Deletes old builds until another one of `nbytes` fits into the cache, which leaves
@@ -230,8 +246,7 @@ class BuildStore:
         for place in others:
             if total + nbytes <= limit:
                 break
-            with self._lock(place, fcntl.LOCK_EX):
-                shutil.rmtree(place)
+            self._remove(place)
             total -= sizes[place]
 
     def _describe(self, place: Path) -> CachedBuild:

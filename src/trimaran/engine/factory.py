@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trimaran.compute.native.built import BuiltModel
     from trimaran.models.load import Checkpoint
 
-SLOW_SECONDS = 1.0
+SLOW_SECONDS = 0.25
 """A model whose weights take longer to pack is built for the next start."""
 
 log = logging.getLogger("trimaran")
