@@ -33,12 +33,14 @@ from trimaran.compute.native import is_build
 from trimaran.core.errors import BuildError, TrimaranError
 from trimaran.models.source import Identity, Source, identity, is_settled, read_source
 from trimaran.models.store import cache_folder
-from trimaran.models.text_files import NAMES, text_files
+from trimaran.models.text_files import NAMES, read_text_files, text_files
 
 if TYPE_CHECKING:
     from trimaran.compute.native.artifact import Build
     from trimaran.compute.native.built import BuiltModel
+    from trimaran.models.chat_template import ChatTemplate
     from trimaran.models.load import Checkpoint
+    from trimaran.models.tokenizer import Tokenizer
 
 log = logging.getLogger("trimaran")
 
@@ -72,15 +74,31 @@ class CachedBuild:
     state: str
 
 
-def open_build(path: Path) -> Build:
-    """The build in a folder, verified except for its weights.
+@dataclass(frozen=True, slots=True)
+class LoadedBuild:
+    """All that a build holds, read and verified."""
+
+    built: BuiltModel
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def load_build(path: Path, weights: str, isa: str, threads: int = 0) -> LoadedBuild:
+    """The build in a folder of the user's.
+
+    Args:
+        weights, isa: as in `EngineConfig`; "as-is" and "auto" take what the build has.
+        threads: that read; 0 takes the CPUs this process may run on.
 
     Raises:
-        BuildError: it is truncated or corrupt, or was made by another Trimaran.
+        BuildError: it is truncated or corrupt, was made by another Trimaran, or has other
+            weights.
+        BackendError: it is for another instruction set.
+        CapacityError: there isn't enough memory for it.
     """
-    from trimaran.compute.native.artifact import Build
-
-    return Build.open(path, NAMES)
+    build = _open(path)
+    build.check_options(weights, isa)
+    return _load(build, threads)
 
 
 def save_build(folder: Path, built: BuiltModel, checkpoint: Checkpoint) -> Path:
@@ -117,9 +135,7 @@ class BuildStore:
         """Whether there is a build of this model, good or not, of any version of Trimaran."""
         return bool(self._versions(self._place(path, weights, isa)))
 
-    def load(
-        self, path: Path, weights: str, isa: str, threads: int = 0
-    ) -> tuple[Build, BuiltModel] | None:
+    def load(self, path: Path, weights: str, isa: str, threads: int = 0) -> LoadedBuild | None:
         """The build of a model as it is now; None where there is none that can be used.
 
         Args:
@@ -131,14 +147,14 @@ class BuildStore:
             return None
         try:
             with self._lock(place, fcntl.LOCK_SH):
-                build = open_build(place)
+                build = _open(place)
                 if (build.weights, build.isa) != (weights, isa):
                     raise BuildError(f"{place} holds another build; build the model again")
                 _check_source(place, path, build.source)
-                built = build.load(threads)
+                loaded = _load(build, threads)
                 with suppress(OSError):
                     os.utime(place)
-                return build, built
+                return loaded
         except (TrimaranError, OSError) as error:
             log.info("the cached build isn't used: %s", error)
             return None
@@ -253,7 +269,7 @@ class BuildStore:
         path = str(_read_seen(place).get("path", ""))
         weights, isa, state = "", "", "ready"
         try:
-            build = open_build(place)
+            build = _open(place)
             weights, isa = build.weights, build.isa
             build.check_options(weights, isa)
             _check_source(place, Path(path), build.source)
@@ -281,6 +297,17 @@ class BuildStore:
 
 
 # ---------------------------------------------------------------------- one build
+
+
+def _open(path: Path) -> Build:
+    from trimaran.compute.native.artifact import Build
+
+    return Build.open(path, NAMES)
+
+
+def _load(build: Build, threads: int) -> LoadedBuild:
+    built = build.load(threads)
+    return LoadedBuild(built, *read_text_files(build.folder, build.text_files))
 
 
 def _write(parent: Path, built: BuiltModel, checkpoint: Checkpoint) -> Path:

@@ -15,7 +15,7 @@ from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, BuildError, TrimaranError
-from trimaran.engine.builds import BuildStore, open_build, save_build
+from trimaran.engine.builds import BuildStore, LoadedBuild, load_build, save_build
 from trimaran.engine.core import EngineCore
 from trimaran.engine.memory import available_bytes, plan_cache
 from trimaran.models.chat_template import ChatTemplate
@@ -23,12 +23,10 @@ from trimaran.models.config import ModelConfig
 from trimaran.models.model import Model
 from trimaran.models.source import Identity, identity
 from trimaran.models.store import resolve
-from trimaran.models.text_files import read_text_files
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from trimaran.compute.native.artifact import Build
     from trimaran.compute.native.built import BuiltModel
     from trimaran.models.load import Checkpoint
 
@@ -122,7 +120,7 @@ def load_model(path: Path, config: EngineConfig, phase_done: Callable[[str], Non
     found = store.load(path, config.weights, isa, config.threads)
     if found is not None:
         phase_done("read cached build")
-        return _start_build(*found, config, phase_done)
+        return _start_build(found, config, phase_done)
     seen = identity(path)
     loaded, checkpoint, seconds = _load_checkpoint(path, config, phase_done)
     if rebuild or seconds > SLOW_SECONDS:
@@ -169,23 +167,20 @@ def _load_build(path: Path, config: EngineConfig, phase_done: Callable[[str], No
             f"{path} is built for the native kernels; give the model that it was built from, or"
             " another backend"
         )
-    build = open_build(path)
-    build.check_options(config.weights, config.isa)
-    built = build.load(config.threads)
+    loaded = load_build(path, config.weights, config.isa, config.threads)
     phase_done("read build")
-    return _start_build(build, built, config, phase_done)
+    return _start_build(loaded, config, phase_done)
 
 
 def _start_build(
-    build: Build, built: BuiltModel, config: EngineConfig, phase_done: Callable[[str], None]
+    build: LoadedBuild, config: EngineConfig, phase_done: Callable[[str], None]
 ) -> LoadedModel:
     from trimaran.compute.native.backend import NativeBackend
 
-    tokenizer, chat_template = read_text_files(build.folder, build.text_files)
-    phase_done("build tokenizer")
+    built = build.built
     backend = NativeBackend(built, threads=config.threads, max_rows=config.max_num_batched_tokens)
     phase_done("start threads")
-    return LoadedModel(built.config, tokenizer, chat_template, backend)
+    return LoadedModel(built.config, build.tokenizer, build.chat_template, backend)
 
 
 def build_model(
