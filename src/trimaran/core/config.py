@@ -27,7 +27,8 @@ class EngineConfig:
             "int8" or "int4" (rounded to nearest, a scale and a minimum per 32 inputs; of
             int4, embeddings and output head are held in int8).
         isa: instruction set of the native kernels; "auto" takes the best the CPU has.
-        threads: compute threads; 0 takes the CPUs this process may run on.
+        threads: compute threads; 0 takes the CPUs this process may use, by its affinity
+            mask and its cgroups' quota.
         max_model_len: longest prompt + output in tokens; None takes the model's own, or
             less where the KV cache could not hold one such sequence.
         block_size: tokens in a KV block.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
@@ -11,6 +10,7 @@ from trimaran.compute.native.packing import pack_all
 from trimaran.compute.native.program import build_program
 from trimaran.compute.native.recorder import record
 from trimaran.compute.native.sampler import NativeSampler
+from trimaran.compute.processors import usable_processors
 from trimaran.core.config import WEIGHTS
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.sampling_batch import Float32
@@ -47,7 +47,7 @@ class NativeBackend:
         Args:
             weights: "as-is", "bf16", "int8" or "int4", as in `EngineConfig`.
             isa: "auto" or one of `available_isas`.
-            threads: 0 takes the CPUs this process may run on.
+            threads: 0 takes the processors this process may use (`usable_processors`).
             max_rows: rows of a step, at most; memory for activations is sized by it.
 
         Raises:
@@ -60,7 +60,7 @@ class NativeBackend:
         if max_rows < 1 or threads < 0:
             raise BackendError(f"max_rows is {max_rows} and threads {threads}; both must be more")
         self._isa = _choose_isa(isa)
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or usable_processors()
         self._weights = weights
         self._config = model.config
         try:
@@ -154,6 +154,8 @@ class NativeBackend:
                 f"there isn't enough memory for a step of {plan.rows} rows,"
                 f" {len(plan.logit_rows)} of them with logits; lower max_num_batched_tokens"
             ) from None
+        except RuntimeError as error:  # of a process that was forked
+            raise BackendError(str(error)) from None
 
     def time_phases(self, on: bool) -> None:
         """Switches the timing of a step's phases on, from zero, or off."""

@@ -170,20 +170,31 @@ void Executor::prepare_step(const Step& step) {
   failed_ = false;
 }
 
+// Threads other than 0 may be called again in the same step: they go on where it is.
 void Executor::work(int thread) {
+  Turn& turn = pool_.turn(thread);
   double last = timing_ ? seconds_since_start() : 0.0;
   for (std::size_t i = 0; i < phases_.size(); ++i) {
     Progress& progress = progress_[i];
     const int count = units(phases_[i]);
-    for (int unit = progress.next++; unit < count; unit = progress.next++) {
+    const auto unfinished = [&] { return progress.done.load(std::memory_order_acquire) < count; };
+    while (unfinished() && progress.next.load(std::memory_order_relaxed) < count) {
+      const int unit = progress.next++;
+      if (unit >= count) break;
       try {
         if (!failed_) run_unit(phases_[i], unit, thread);
       } catch (...) {
         fail();
       }
       progress.done.fetch_add(1, std::memory_order_acq_rel);
+      if (!turn.over()) continue;
+      if (thread > 0) return;
+      turn.give_way();
     }
-    spin_while([&] { return progress.done.load(std::memory_order_acquire) < count; });
+    if (thread == 0)
+      spin_while(unfinished);
+    else if (!spin_briefly(unfinished))
+      return;  // who has the last units was stopped: that may take long
     if (timing_ && thread == 0) {
       const double now = seconds_since_start();
       seconds_[i] += now - last;
