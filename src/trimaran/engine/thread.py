@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from trimaran.core.errors import EngineClosedError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.engine.core import EngineCore
+
+_SWITCH_SECONDS = 1e-4
 
 Sink = Callable[[list[SequenceDelta]], None]
 """Gets a request's deltas of one step, on the engine's thread; must be quick and not raise."""
@@ -34,6 +37,7 @@ class EngineThread:
         self._closing = False
         self._death: str | None = None
         self._lock = threading.Lock()
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
         self._thread.start()

@@ -8,7 +8,7 @@
 //   attention   as attention.h cuts it, then its merges
 //
 // Threads take the next unit that nobody has, and go on to the next phase when all units are
-// done. So a thread that comes late, or that the system stops, holds nobody up; and who
+// done. So a thread that comes late, or gives way to other programs, holds nobody up; and who
 // computes what changes no result.
 #pragma once
 
