@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 def in_fork(function: Callable[[], str], seconds: float = 60) -> str:
@@ -36,6 +38,16 @@ def in_fork(function: Callable[[], str], seconds: float = 60) -> str:
     if os.WIFSIGNALED(status):
         raise TimeoutError(f"the fork was killed by signal {os.WTERMSIG(status)}: {answer}")
     return answer
+
+
+def compute_threads() -> set[str]:
+    """The threads of this process that pools of the native back end have started."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            if (task / "comm").read_text().startswith("compute-"):
+                found.add(task.name)
+    return found
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.plans import Line, step
-from support.processes import busy_processes, in_fork
+from support.processes import busy_processes, compute_threads, in_fork
 from support.quantized import quantized_model
 
 from trimaran.compute.native import _native
@@ -56,16 +56,12 @@ def affinities(threads: set[str]) -> list[list[int]]:
     return sorted(found)
 
 
-def own_threads() -> set[str]:
-    return set(os.listdir("/proc/self/task"))
-
-
 def test_threads_stay_apart_only_where_each_has_a_processor(model: Model) -> None:
     for threads in (len(ALLOWED), len(ALLOWED) + 1):
-        before = own_threads()
+        before = compute_threads()
         backend = NativeBackend(model, threads=threads)
         decode(backend)
-        started = affinities(own_threads() - before)
+        started = affinities(compute_threads() - before)
         if threads == len(ALLOWED):
             assert started == [[cpu] for cpu in ALLOWED[1:]]
         else:

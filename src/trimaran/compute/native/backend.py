@@ -77,7 +77,7 @@ class NativeBackend:
         self._executor: _native.Executor | None = self._start(program, max_rows)
         self._formats = Counter(matrix.format for matrix in packed.values())
         self._weight_bytes = sum(matrix.nbytes for matrix in packed.values())
-        self.sampler = NativeSampler(self._isa)
+        self.sampler = NativeSampler(self._isa, self._executor.pool)
 
     def _start(self, program: _native.Program, max_rows: int) -> _native.Executor:
         try:
@@ -170,6 +170,7 @@ class NativeBackend:
 
     def close(self) -> None:
         self._executor = None
+        self.sampler = NativeSampler(self._isa)  # which holds no threads
 
     def _open(self) -> _native.Executor:
         if self._executor is None:

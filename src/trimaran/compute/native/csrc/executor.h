@@ -48,6 +48,9 @@ class Executor {
   void time_phases(bool on);
   std::vector<std::pair<std::string, double>> phase_seconds() const;
 
+  // For others' work between steps, by the thread that runs them.
+  const std::shared_ptr<ThreadPool>& pool() const { return pool_; }
+
   std::size_t activation_bytes() const;
   std::size_t cache_bytes() const { return cache_.size(); }
 
@@ -93,7 +96,7 @@ class Executor {
   const Tier& tier_;
   const bool direct_;  // producers round their outputs for the next linear layer
   const int max_rows_;
-  ThreadPool pool_;
+  const std::shared_ptr<ThreadPool> pool_;
   std::vector<Phase> phases_;
 
   Memory activations_;

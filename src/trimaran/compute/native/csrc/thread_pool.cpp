@@ -1,5 +1,6 @@
 #include "thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -35,6 +36,15 @@ void stay_on(int cpu) {
   CPU_ZERO(&set);
   CPU_SET(cpu, &set);
   sched_setaffinity(0, sizeof set, &set);  // where it isn't granted, the system chooses
+}
+
+// Takes the calling thread to a processor, if it may use that, and leaves it free to be moved.
+void go_to(int cpu) {
+  cpu_set_t own;
+  CPU_ZERO(&own);
+  if (sched_getaffinity(0, sizeof own, &own) != 0 || !CPU_ISSET(cpu, &own)) return;
+  stay_on(cpu);
+  sched_setaffinity(0, sizeof own, &own);
 }
 
 }  // namespace
@@ -73,10 +83,12 @@ ThreadPool::ThreadPool(int threads)
     : size_(threads), process_(getpid()), barrier_(threads), turns_(new OwnTurn[threads]), workers_(new Workers) {
   const std::vector<int> cpus = allowed_cpus();
   const bool pin = static_cast<int>(cpus.size()) == threads;
+  if (pin) home_ = cpus[0];
   workers_->threads.reserve(threads - 1);
   try {
     for (int i = 1; i < threads; ++i)
       workers_->threads.emplace_back([this, i, cpu = pin ? cpus[i] : -1] {
+        pthread_setname_np(pthread_self(), ("compute-" + std::to_string(i)).c_str());
         if (cpu >= 0) stay_on(cpu);
         work(i);
       });
@@ -110,6 +122,7 @@ void ThreadPool::start(Job job, void* context, bool everyone) {
   job_ = job;
   context_ = context;
   error_ = nullptr;
+  if (home_ >= 0 && sched_getcpu() != home_) go_to(home_);
   const std::uint64_t number = job_of(state_.load(std::memory_order_relaxed)) + 1;
   state_.store(number * kJob | kOpen | (everyone ? kEveryone | (size_ - 1) : 0));
   if (sleeping_.load() > 0) {

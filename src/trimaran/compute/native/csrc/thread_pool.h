@@ -50,8 +50,8 @@ class ThreadPool {
  public:
   // The caller of `run` and `share` is thread 0; the others are started here. Where there are
   // as many threads as processors that this process may use, each of those started stays on
-  // one: otherwise the system may leave two on the same one for long. Throws
-  // std::system_error.
+  // one, and the caller is taken to the one that is left when it begins: otherwise the system may leave
+  // two on the same one for long. Throws std::system_error.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -96,6 +96,7 @@ class ThreadPool {
 
   const int size_;
   const pid_t process_;
+  int home_ = -1;  // the processor on which none of the threads started here stays, if they do
   Barrier barrier_;
   // The number of the job (32 bits), whether threads may enter it (1), whether all must (1),
   // and how many are in it or have to be (30).
