@@ -50,6 +50,15 @@ def compute_threads() -> set[str]:
     return found
 
 
+def started_threads(before: set[str], count: int) -> set[str]:
+    """The `count` of them that were started since, once they have told their names."""
+    end = time.monotonic() + 20
+    while len(started := compute_threads() - before) < count and time.monotonic() < end:
+        time.sleep(0.001)
+    assert len(started) == count
+    return started
+
+
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
     """Processes that compute all the time."""
