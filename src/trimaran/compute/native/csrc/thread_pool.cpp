@@ -88,8 +88,8 @@ ThreadPool::ThreadPool(int threads)
   try {
     for (int i = 1; i < threads; ++i)
       workers_->threads.emplace_back([this, i, cpu = pin ? cpus[i] : -1] {
-        pthread_setname_np(pthread_self(), ("compute-" + std::to_string(i)).c_str());
         if (cpu >= 0) stay_on(cpu);
+        pthread_setname_np(pthread_self(), ("compute-" + std::to_string(i)).c_str());
         work(i);
       });
   } catch (...) {
