@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from support.tiny import make_core, tiny_model
 
+from trimaran.compute.native.backend import NativeBackend
 from trimaran.compute.reference.backend import ReferenceBackend
 from trimaran.core.errors import EngineClosedError, RequestError, RequestFailedError
 from trimaran.core.request import FinishReason
@@ -128,5 +130,24 @@ def test_a_step_loop_that_dies_fails_everybody_with_the_reason() -> None:
                 await engine.generate([1, 2], PARAMS)
             with pytest.raises(EngineClosedError, match="a bug in the scheduler"):
                 await engine.generate([1, 2], PARAMS)
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_never_idle_leaves_the_engine_its_turn() -> None:
+    """Hundreds of steps in native code; at Python's own interval a step can take seconds."""
+    params = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+
+    async def main() -> None:
+        core = make_core(backend=NativeBackend(tiny_model(), threads=2))
+        async with AsyncEngine(core) as engine:
+            task = asyncio.create_task(engine.generate([1, 2, 3], params))
+            end = time.monotonic() + 6
+            while not task.done() and time.monotonic() < end:
+                until = time.perf_counter() + 0.002
+                while time.perf_counter() < until:
+                    pass
+                await asyncio.sleep(0)
+            assert task.done()
 
     asyncio.run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import in_fork
 
 from trimaran import LLM, SamplingParams
 from trimaran.core.errors import (
@@ -150,3 +152,18 @@ def test_one_that_is_never_closed_ends_with_its_last_reference_or_the_program(
         [sys.executable, "-c", program, smollm2_path], capture_output=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_is_refused_and_makes_its_own(llm: LLM, smollm2_path: Path) -> None:
+    answer = llm.chat(QUESTION, GREEDY)[0].text
+
+    def in_child() -> str:
+        with pytest.raises(EngineClosedError, match=f"process {os.getppid()}.*make an engine"):
+            llm.chat(QUESTION, GREEDY)
+        llm.close()
+        with LLM(smollm2_path, kv_cache_bytes=64 << 20) as own:
+            return str(own.chat(QUESTION, GREEDY)[0].text == answer)
+
+    assert in_fork(in_child) == "True"
+    assert llm.chat(QUESTION, GREEDY)[0].text == answer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -72,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
 def about_machine() -> dict[str, Any]:
     """Everything that doesn't depend on a model, as JSON values."""
     from trimaran.compute import native
+    from trimaran.compute.processors import usable_processors
     from trimaran.engine.memory import available_bytes
     from trimaran.models.store import cache_folder
 
@@ -85,7 +85,7 @@ def about_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_model(),
-        "threads": len(os.sched_getaffinity(0)),
+        "threads": usable_processors(),
         "memory_available": available_bytes(),
         "native": {
             "available": native.is_available(),

@@ -29,7 +29,8 @@ class EngineConfig:
         isa: instruction set of the native kernels; "auto" takes the best the CPU has.
         build_cache: use the cached build of a model, and keep one where packing its weights
             took longer than 0.25 seconds.
-        threads: compute threads; 0 takes the CPUs this process may run on.
+        threads: compute threads; 0 takes the CPUs this process may use, by its affinity
+            mask and its cgroups' quota.
         max_model_len: longest prompt + output in tokens; None takes the model's own, or
             less where the KV cache could not hold one such sequence.
         block_size: tokens in a KV block.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
@@ -12,6 +14,8 @@ from trimaran.core.errors import EngineClosedError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.engine.core import EngineCore
+
+_SWITCH_SECONDS = 1e-4
 
 Sink = Callable[[list[SequenceDelta]], None]
 """Gets a request's deltas of one step, on the engine's thread; must be quick and not raise."""
@@ -22,7 +26,8 @@ class EngineThread:
 
     Between steps the thread takes what callers want (submit, abort) from an inbox; with
     nothing to do it sleeps on it. Should the loop itself die, every request ends with the
-    reason and later ones are refused with it.
+    reason and later ones are refused with it. A process that is forked from this one doesn't
+    have the thread: there requests are refused, and an engine of its own is to be made.
     """
 
     def __init__(self, core: EngineCore) -> None:
@@ -32,6 +37,8 @@ class EngineThread:
         self._closing = False
         self._death: str | None = None
         self._lock = threading.Lock()
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a step in native code must not outlive the interpreter
@@ -41,8 +48,13 @@ class EngineThread:
 
         Raises:
             RequestError: the request could never be served.
-            EngineClosedError: the engine takes no requests any more.
+            EngineClosedError: the engine takes no requests any more, or not in this process.
         """
+        if self._forked():
+            raise EngineClosedError(
+                f"no request can be taken: the engine runs in process {self._process}, of which"
+                " this one is a fork; make an engine here"
+            )
         self.core.check(request)
         with self._lock:  # so that nothing enters the inbox after the last look at it
             self._refuse_if_closed()
@@ -59,6 +71,8 @@ class EngineThread:
 
     def close(self) -> None:
         """Ends every request, stops the thread, frees the back end; may be called twice."""
+        if self._forked():  # nothing of it runs here, and its lock may have been held
+            return
         with self._lock:
             self._closing = True
         atexit.unregister(self.close)
@@ -68,7 +82,10 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        return self._death is None and not self._closing
+        return self._death is None and not self._closing and not self._forked()
+
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
 
     # ------------------------------------------------------------------ on the thread
 

@@ -1,4 +1,4 @@
-"""Operations on single rows, and the threads that run them."""
+"""Operations on single rows."""
 
 from __future__ import annotations
 
@@ -91,17 +91,6 @@ def test_not_a_number_stays_in_its_element(isa: str) -> None:
     out = np.empty_like(gate)
     _native.silu_mul(isa, gate, np.ones_like(gate), out)
     assert np.flatnonzero(np.isnan(out)).tolist() == [5]
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
-def test_threads_meet(threads: int) -> None:
-    assert _native.meet(threads, 200)
-
-
-@pytest.mark.parametrize("fail", [0, 2])
-def test_an_error_on_any_thread_is_raised(fail: int) -> None:
-    with pytest.raises(RuntimeError, match=f"thread {fail}"):
-        _native.meet(3, 5, fail)
 
 
 def test_instruction_sets() -> None:

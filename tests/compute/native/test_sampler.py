@@ -1,13 +1,19 @@
-"""What only the native sampler promises: the same bits everywhere, and clear refusals."""
+"""What only the native sampler promises: the same bits everywhere, clear refusals."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.processes import compute_threads, started_threads
+from support.tiny import tiny_model
 
 from trimaran.compute.native import _native
+from trimaran.compute.native.backend import NativeBackend
 from trimaran.compute.native.sampler import NativeSampler
 from trimaran.core.errors import BackendError
 from trimaran.core.sampling_batch import SamplingBatch
@@ -78,6 +84,65 @@ def test_every_instruction_set_gives_the_same_bits() -> None:
         for field in fields(scores):
             ours, theirs = getattr(scores, field.name), getattr(others, field.name)
             assert ours.tobytes() == theirs.tobytes(), field.name
+
+
+@pytest.fixture(scope="module", params=[2, 3, 7])
+def shared(request: pytest.FixtureRequest) -> Iterator[NativeSampler]:
+    """A sampler on the threads of a back end."""
+    backend = NativeBackend(tiny_model(), threads=request.param)
+    yield backend.sampler
+    backend.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(1, 40),
+    spread=st.sampled_from([0.01, 1.0, 4.0, 30.0]),
+)
+def test_any_number_of_threads_gives_the_same_bits(
+    shared: NativeSampler, seed: int, count: int, spread: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal((4, VOCAB)) * spread).astype(np.float32)
+    choices = batch(
+        count,
+        rows=rng.integers(0, 4, count),
+        temperature=rng.choice([0.0, 0.3, 1.0, 2.0], count),
+        top_k=rng.choice([0, 0, 40, 2000], count),
+        top_p=rng.choice([1.0, 0.999, 0.8], count),
+        min_p=rng.choice([0.0, 0.05, 1e-6], count),
+        uniforms=rng.random(count),
+    )
+    alone, tokens = NativeSampler(ISAS[-1]), rng.integers(0, VOCAB, count).astype(np.int32)
+    assert np.array_equal(shared.choose(logits, choices), alone.choose(logits, choices))
+    scores, others = (s.score(logits, choices.rows, tokens, 5) for s in (shared, alone))
+    for field in fields(scores):
+        ours, theirs = getattr(scores, field.name), getattr(others, field.name)
+        assert ours.tobytes() == theirs.tobytes(), field.name
+
+
+def test_on_threads_the_first_bad_row_is_named(shared: NativeSampler) -> None:
+    logits = np.zeros((64, VOCAB), np.float32)
+    logits[[21, 40, 63], 7] = np.nan
+    for _ in range(20):
+        with pytest.raises(BackendError, match="row 21 "):
+            shared.choose(logits, batch(64))
+    good = np.delete(np.arange(64), [21, 40, 63]).astype(np.int32)
+    tokens = shared.choose(logits, batch(61, rows=good, temperature=0.0))
+    assert tokens.tolist() == [0] * 61
+
+
+def test_a_back_end_that_was_closed_holds_no_threads() -> None:
+    before = compute_threads()
+    backend = NativeBackend(tiny_model(), threads=5)
+    tokens = backend.sampler.choose(np.eye(9, VOCAB, dtype=np.float32), batch(9, temperature=0.0))
+    assert tokens.tolist() == list(range(9))
+    started_threads(before, 4)
+    backend.close()
+    assert compute_threads() <= before
+    logits = np.arange(2 * VOCAB, dtype=np.float32).reshape(2, VOCAB)
+    assert backend.sampler.choose(logits, batch(2, temperature=0.0)).tolist() == [VOCAB - 1] * 2
 
 
 def test_uniforms_at_the_ends() -> None:

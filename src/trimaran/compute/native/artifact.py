@@ -24,9 +24,10 @@ import numpy as np
 from trimaran import models
 from trimaran.compute import native
 from trimaran.compute.native import BUILD_FILE, _native
-from trimaran.compute.native.built import BuiltModel, default_threads
+from trimaran.compute.native.built import BuiltModel
 from trimaran.compute.native.container import Container, aligned, write_container
 from trimaran.compute.native.plan import Float32, Plan
+from trimaran.compute.processors import usable_processors
 from trimaran.core.errors import BackendError, BuildError
 from trimaran.models.config import ModelConfig
 from trimaran.models.rope import Llama3Scaling, RopeSpec
@@ -167,7 +168,7 @@ class Build:
             BuildError: they are truncated or corrupt.
             CapacityError: there isn't enough memory for them.
         """
-        memory = self._container.read_data(threads or default_threads())
+        memory = self._container.read_data(threads or usable_processors())
         header = self._container.header
         try:
             at = 0

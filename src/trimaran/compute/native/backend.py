@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 from trimaran.compute.native import _native
-from trimaran.compute.native.built import BuiltModel, build, default_threads
+from trimaran.compute.native.built import BuiltModel, build
 from trimaran.compute.native.sampler import NativeSampler
+from trimaran.compute.processors import usable_processors
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
@@ -44,7 +45,7 @@ class NativeBackend:
             model: one that is built has its weights and its instruction set already.
             weights: "as-is", "bf16", "int8" or "int4", as in `EngineConfig`.
             isa: "auto" or one of `available_isas`.
-            threads: 0 takes the CPUs this process may run on.
+            threads: 0 takes the processors this process may use (`usable_processors`).
             max_rows: rows of a step, at most; memory for activations is sized by it.
 
         Raises:
@@ -54,7 +55,7 @@ class NativeBackend:
         """
         if max_rows < 1 or threads < 0:
             raise BackendError(f"max_rows is {max_rows} and threads {threads}; both must be more")
-        self._threads = threads or default_threads()
+        self._threads = threads or usable_processors()
         if not isinstance(model, BuiltModel):
             model = build(model, weights, isa, self._threads)
         self._built: BuiltModel | None = model
@@ -64,7 +65,7 @@ class NativeBackend:
         self._config = model.config
         self._executor: _native.Executor | None = self._start(model, max_rows)
         self._formats = Counter(matrix.format for matrix in model.matrices.values())
-        self.sampler = NativeSampler(self._isa)
+        self.sampler = NativeSampler(self._isa, self._executor.pool)
 
     def _start(self, built: BuiltModel, max_rows: int) -> _native.Executor:
         try:
@@ -144,6 +145,8 @@ class NativeBackend:
                 f"there isn't enough memory for a step of {plan.rows} rows,"
                 f" {len(plan.logit_rows)} of them with logits; lower max_num_batched_tokens"
             ) from None
+        except RuntimeError as error:  # of a process that was forked
+            raise BackendError(str(error)) from None
 
     def time_phases(self, on: bool) -> None:
         """Switches the timing of a step's phases on, from zero, or off."""
@@ -169,6 +172,7 @@ class NativeBackend:
 
     def close(self) -> None:
         self._executor = self._built = None
+        self.sampler = NativeSampler(self._isa)  # which holds no threads
 
     def _open(self) -> _native.Executor:
         if self._executor is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from trimaran.compute.native.packing import pack_all
 from trimaran.compute.native.plan import Plan
 from trimaran.compute.native.program import build_plan
 from trimaran.compute.native.recorder import record
+from trimaran.compute.processors import usable_processors
 from trimaran.core.config import WEIGHTS
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.models.config import ModelConfig
@@ -56,7 +56,7 @@ def build(model: Model, weights: str, isa: str, threads: int = 0) -> BuiltModel:
     isa = choose_isa(isa)
     try:
         tape = record(model)
-        packed = pack_all(tape, weights, isa, threads or default_threads())
+        packed = pack_all(tape, weights, isa, threads or usable_processors())
         return BuiltModel(model.config, isa, weights, build_plan(tape), packed)
     except ValueError as error:
         raise BackendError(f"the native kernels can't run this model: {error}") from None
@@ -65,11 +65,6 @@ def build(model: Model, weights: str, isa: str, threads: int = 0) -> BuiltModel:
             "there isn't enough memory for the packed weights; use a smaller model, or one"
             " that is quantised to fewer bits"
         ) from None
-
-
-def default_threads() -> int:
-    """The CPUs that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def choose_isa(isa: str) -> str:

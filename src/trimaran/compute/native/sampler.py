@@ -10,16 +10,21 @@ from trimaran.core.sampling_batch import Float32, Int32, SamplingBatch, Scores
 
 
 class NativeSampler:
-    """Implements `Sampler`; every instruction set gives the same bits.
+    """Implements `Sampler`; every instruction set and number of threads gives the same bits.
 
     Weights are float32, summed in float64, so where a uniform falls within about 1e-6 of
     the boundary between two tokens the choice may be the neighbour of the one that exact
     arithmetic would make. A row with an infinite logit is refused like one with a NaN.
     """
 
-    def __init__(self, isa: str) -> None:
-        """`isa`: "portable", "avx2", "avx512" or "amx", one that this machine can run."""
-        self._sampler = _native.Sampler(isa)
+    def __init__(self, isa: str, pool: _native.ThreadPool | None = None) -> None:
+        """Chooses on the threads of an executor, or on the caller's alone.
+
+        Args:
+            isa: "portable", "avx2", "avx512" or "amx", one that this machine can run.
+            pool: `Executor.pool`; calls must not overlap with that executor's `run`.
+        """
+        self._sampler = _native.Sampler(isa, pool)
 
     def choose(self, logits: Float32, batch: SamplingBatch) -> Int32:
         """[N] token ids from logits [R, vocab], float32 and C-contiguous.

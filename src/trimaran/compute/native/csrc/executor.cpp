@@ -27,7 +27,7 @@ Executor::Executor(std::shared_ptr<const Program> program, Isa isa, int threads,
       tier_(tier_of(isa)),
       direct_(!tier_.multiplies_integers()),
       max_rows_(max_rows),
-      pool_(threads) {
+      pool_(std::make_shared<ThreadPool>(threads)) {
   if (program_->logits() < 0) throw std::invalid_argument("the recorded plan has no logits");
   for (const Instruction& instruction : program_->instructions())
     for (const LinearPart& part : instruction.parts)
@@ -145,7 +145,7 @@ std::shared_ptr<const Memory> Executor::run(const Step& step) {
   if (blocks_ == 0) throw std::invalid_argument("the KV cache was not allocated");
   check_step(step, {max_rows_, program_->vocabulary(), blocks_, block_size_});
   prepare_step(step);
-  pool_.share([](void* self, int thread) { static_cast<Executor*>(self)->work(thread); }, this);
+  pool_->share([](void* self, int thread) { static_cast<Executor*>(self)->work(thread); }, this);
   if (failed_) std::rethrow_exception(error_);
   return logits_;
 }
@@ -163,27 +163,38 @@ void Executor::prepare_step(const Step& step) {
   Instruction shape(Op::kAttention);
   shape.attention = program_->cache_shape();
   shape.attention.layer = 0;
-  plan_attention(attention_args(shape), pool_.size(), attention_plan_);
+  plan_attention(attention_args(shape), pool_->size(), attention_plan_);
   const std::size_t workspace = attention_plan_.workspace_floats * sizeof(float);
   if (workspace_.size() < workspace) workspace_ = Memory(workspace + workspace / 2);
   for (std::size_t i = 0; i < phases_.size(); ++i) progress_[i].next = progress_[i].done = 0;
   failed_ = false;
 }
 
+// Threads other than 0 may be called again in the same step: they go on where it is.
 void Executor::work(int thread) {
+  Turn& turn = pool_->turn(thread);
   double last = timing_ ? seconds_since_start() : 0.0;
   for (std::size_t i = 0; i < phases_.size(); ++i) {
     Progress& progress = progress_[i];
     const int count = units(phases_[i]);
-    for (int unit = progress.next++; unit < count; unit = progress.next++) {
+    const auto unfinished = [&] { return progress.done.load(std::memory_order_acquire) < count; };
+    while (unfinished() && progress.next.load(std::memory_order_relaxed) < count) {
+      const int unit = progress.next++;
+      if (unit >= count) break;
       try {
         if (!failed_) run_unit(phases_[i], unit, thread);
       } catch (...) {
         fail();
       }
       progress.done.fetch_add(1, std::memory_order_acq_rel);
+      if (!turn.over()) continue;
+      if (thread > 0) return;
+      turn.give_way();
     }
-    spin_while([&] { return progress.done.load(std::memory_order_acquire) < count; });
+    if (thread == 0)
+      spin_while(unfinished);
+    else if (!spin_briefly(unfinished))
+      return;  // who has the last units was stopped: that may take long
     if (timing_ && thread == 0) {
       const double now = seconds_since_start();
       seconds_[i] += now - last;
@@ -248,7 +259,7 @@ void Executor::copy_blocks(int unit) {
 }
 
 int Executor::rows_of_unit(const Phase& phase) const {
-  const int share = (rows_of(phase.space) + pool_.size() - 1) / pool_.size();
+  const int share = (rows_of(phase.space) + pool_->size() - 1) / pool_->size();
   return std::max(1, std::min(share, kRowsInHand));
 }
 
@@ -321,8 +332,8 @@ Executor::LinearGrid Executor::linear_grid(const Phase& phase) const {
   if (op.gated) blocks /= 2;
   LinearGrid grid;
   grid.row_chunks = (rows_of(phase.space) + kTaskRows - 1) / kTaskRows;
-  const int wanted = kUnitsPerThread * pool_.size();
-  const int chunks = pool_.size() == 1 || grid.row_chunks == 0
+  const int wanted = kUnitsPerThread * pool_->size();
+  const int chunks = pool_->size() == 1 || grid.row_chunks == 0
                          ? 1
                          : (wanted + grid.row_chunks - 1) / grid.row_chunks;
   const int size = (blocks + chunks - 1) / chunks;

@@ -8,7 +8,7 @@
 //   attention   as attention.h cuts it, then its merges
 //
 // Threads take the next unit that nobody has, and go on to the next phase when all units are
-// done. So a thread that comes late, or that the system stops, holds nobody up; and who
+// done. So a thread that comes late, or gives way to other programs, holds nobody up; and who
 // computes what changes no result.
 #pragma once
 
@@ -47,6 +47,9 @@ class Executor {
   // Seconds that thread 0 spent in each phase since timing was switched on, with names.
   void time_phases(bool on);
   std::vector<std::pair<std::string, double>> phase_seconds() const;
+
+  // For others' work between steps, by the thread that runs them.
+  const std::shared_ptr<ThreadPool>& pool() const { return pool_; }
 
   std::size_t activation_bytes() const;
   std::size_t cache_bytes() const { return cache_.size(); }
@@ -93,7 +96,7 @@ class Executor {
   const Tier& tier_;
   const bool direct_;  // producers round their outputs for the next linear layer
   const int max_rows_;
-  ThreadPool pool_;
+  const std::shared_ptr<ThreadPool> pool_;
   std::vector<Phase> phases_;
 
   Memory activations_;

@@ -120,6 +120,7 @@ void bind_executor(nb::module_& module) {
       .def("linear", &add_linear, "a"_a, "parts"_a, "direct_input"_a)
       .def("gated_linear", &add_gated_linear, "a"_a, "gate"_a, "up"_a, "direct"_a)
       .def("finish", &Program::finish, "logits"_a);
+  nb::class_<ThreadPool>(module, "ThreadPool");
   nb::class_<StepRunner>(module, "Executor")
       .def(nb::init<std::shared_ptr<const Program>, const std::string&, int, int>(), "program"_a,
            "isa"_a, "threads"_a, "max_rows"_a)
@@ -135,6 +136,7 @@ void bind_executor(nb::module_& module) {
            [](StepRunner& self, bool on) { self.executor().time_phases(on); }, "on"_a)
       .def("phase_seconds",
            [](const StepRunner& self) { return self.executor().phase_seconds(); })
+      .def_prop_ro("pool", [](const StepRunner& self) { return self.executor().pool(); })
       .def_prop_ro("activation_bytes",
                    [](const StepRunner& self) { return self.executor().activation_bytes(); })
       .def_prop_ro("cache_bytes",

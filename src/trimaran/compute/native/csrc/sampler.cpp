@@ -1,10 +1,12 @@
 #include "sampler.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <string>
 
 namespace trimaran {
@@ -13,6 +15,7 @@ namespace {
 constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 constexpr Cut kEveryToken = {-FLT_MAX, std::numeric_limits<std::int32_t>::max()};
 constexpr std::size_t kFewTokens = 256;  // among which top-p is tried first
+constexpr int kManyTokens = 16384;       // that are selected from one by one
 
 bool ranks_before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
@@ -71,17 +74,18 @@ float nth_bound(const Row& row, std::size_t n, SamplerScratch& scratch) {
   return std::max(sorted[n - 1], -FLT_MAX);
 }
 
-// All tokens whose logit is at least `bound`, in no particular order; weights not yet set.
-void collect(const Row& row, float bound, std::vector<Candidate>& candidates) {
-  candidates.clear();
-  const int blocks = scan_blocks(row.vocab);
-  for (int block = 0; block < blocks; ++block) {
-    if (row.maxima[block] < bound) continue;
-    const int start = block / kScanLanes * kScanSpan;
-    const int end = std::min(start + kScanSpan, row.vocab);
-    for (int id = start + block % kScanLanes; id < end; id += kScanLanes)
-      if (row.logits[id] >= bound) candidates.push_back({row.logits[id], 0.0f, id});
-  }
+// The tokens whose logit is at least `bound` become the candidates, weights not yet set. False
+// if there are more than `most`.
+bool collect(const SamplerKernels& kernels, const Row& row, float bound, int most,
+             SamplerScratch& scratch) {
+  std::vector<Candidate>& found = scratch.found;
+  const int room = most < row.vocab ? most + 1 : row.vocab;
+  if (found.size() < static_cast<std::size_t>(room)) found.resize(room);
+  const int count =
+      kernels.collect(row.logits, row.vocab, row.maxima, bound, room, found.data());
+  if (count > most) return false;
+  scratch.candidates.assign(found.begin(), found.begin() + count);
+  return true;
 }
 
 void set_weights(const SamplerKernels& kernels, const WeightScale& scale,
@@ -242,9 +246,9 @@ Cut bucket_cut(const SamplerKernels& kernels, const Row& row, const Cut& within,
   return {least.logit, least.id};
 }
 
-// The least logit that min-p keeps: its weight is `min_p` of the most likely token's.
-float min_p_bound(float peak, double min_p, double temperature) {
-  const double bound = peak + temperature * std::log(min_p);
+// The least logit whose weight is at least `weight`, where the most likely token's is 1.
+float least_logit(float peak, double weight, double temperature) {
+  const double bound = peak + temperature * std::log(weight);
   auto rounded = static_cast<float>(std::max<double>(bound, -FLT_MAX));
   if (rounded < bound) rounded = std::nextafter(rounded, FLT_MAX);
   return rounded;
@@ -252,6 +256,7 @@ float min_p_bound(float peak, double min_p, double temperature) {
 
 // What a choice asks for, in terms of the row.
 struct Filter {
+  double temperature;
   WeightScale scale;
   int top_k;    // 0: all
   double top_p;
@@ -262,26 +267,46 @@ struct Filter {
 Filter filter_of(const ChoiceBatch& batch, int choice, const Row& row) {
   const double temperature = batch.temperature[choice], min_p = batch.min_p[choice];
   const int top_k = batch.top_k[choice];
-  return {weight_scale(row.peak, temperature), top_k < row.vocab ? top_k : 0,
-          batch.top_p[choice], min_p > 0.0 ? min_p_bound(row.peak, min_p, temperature) : -FLT_MAX,
+  return {temperature, weight_scale(row.peak, temperature), top_k < row.vocab ? top_k : 0,
+          batch.top_p[choice], min_p > 0.0 ? least_logit(row.peak, min_p, temperature) : -FLT_MAX,
           batch.uniforms[choice]};
 }
 
-// Whether what top-k and top-p keep was found among a few tokens; then it is the scratch's
-// candidates.
+// Whether the shortest prefix of the ranking that has `top_p` of the mass was found among a
+// few tokens; then it is the candidates.
+bool keep_few_by_mass(const SamplerKernels& kernels, const Row& row, const Filter& filter,
+                      double total, SamplerScratch& scratch) {
+  // Tokens below the second bound have less than half of what is cut off, all together.
+  const double least = 0.5 * (1.0 - filter.top_p) * total / row.vocab;
+  const std::size_t few = std::min<std::size_t>(kFewTokens, scan_blocks(row.vocab));
+  for (const float bound : {nth_bound(row, few, scratch),
+                            least_logit(row.peak, least, filter.temperature)}) {
+    if (!collect(kernels, row, bound, kManyTokens, scratch)) return false;
+    set_weights(kernels, filter.scale, scratch);
+    if (mass_of(scratch.candidates) < filter.top_p * total) continue;
+    keep_mass(scratch.candidates, filter.top_p * total);
+    return true;
+  }
+  return false;
+}
+
+// Whether what the filters but min-p keep was found among a few tokens; then it is the
+// candidates. Tokens that min-p drops may be missing where it is the only filter.
 bool keep_few(const SamplerKernels& kernels, const Row& row, const Filter& filter,
               double total, SamplerScratch& scratch) {
-  const std::size_t blocks = scan_blocks(row.vocab);
-  if (filter.top_k > 0 ? filter.top_k > static_cast<int>(blocks) : filter.top_p == 1.0)
-    return false;
-  const std::size_t bound = filter.top_k > 0 ? filter.top_k : std::min(kFewTokens, blocks);
-  collect(row, nth_bound(row, bound, scratch), scratch.candidates);
-  if (filter.top_k > 0) keep_first(scratch.candidates, filter.top_k);
+  if (filter.top_k == 0 && filter.top_p < 1.0)
+    return keep_few_by_mass(kernels, row, filter, total, scratch);
+  if (filter.top_k == 0) {
+    if (!collect(kernels, row, filter.least, static_cast<int>(kFewTokens), scratch)) return false;
+    set_weights(kernels, filter.scale, scratch);
+    return true;
+  }
+  if (filter.top_k > scan_blocks(row.vocab)) return false;
+  collect(kernels, row, nth_bound(row, filter.top_k, scratch), row.vocab, scratch);
+  keep_first(scratch.candidates, filter.top_k);
   set_weights(kernels, filter.scale, scratch);
-  const double mass = mass_of(scratch.candidates);
-  if (filter.top_k == 0 && mass < filter.top_p * total) return false;
   if (filter.top_p < 1.0)
-    keep_mass(scratch.candidates, filter.top_p * (filter.top_k > 0 ? mass : total));
+    keep_mass(scratch.candidates, filter.top_p * mass_of(scratch.candidates));
   return true;
 }
 
@@ -336,8 +361,6 @@ void check_token(std::int32_t token, int vocab) {
                        std::to_string(vocab));
 }
 
-}  // namespace
-
 void check_choices(const ChoiceBatch& batch) {
   if (batch.vocab < 1 && batch.count > 0) throw SamplerError("the logits have no columns");
   std::int32_t end = 0;
@@ -356,17 +379,6 @@ void check_choices(const ChoiceBatch& batch) {
     check_token(batch.adjust_ids[i], batch.vocab);
 }
 
-void choose_tokens(const SamplerKernels& kernels, const ChoiceBatch& batch, int begin, int end,
-                   SamplerScratch& scratch, std::int32_t* tokens) {
-  for (int choice = begin; choice < end; ++choice) {
-    const float* logits = adjusted_row(batch, choice, scratch);
-    const Row row = scan(kernels, logits, batch.vocab, batch.rows[choice], scratch);
-    tokens[choice] = batch.temperature[choice] == 0.0f
-                         ? most_likely(row)
-                         : sample(kernels, row, filter_of(batch, choice, row), scratch);
-  }
-}
-
 void check_scores(const ScoreBatch& batch) {
   if (batch.top < 0 || (batch.count > 0 && batch.top > batch.vocab))
     throw SamplerError(std::to_string(batch.top) + " most likely tokens of a vocabulary of " +
@@ -377,31 +389,90 @@ void check_scores(const ScoreBatch& batch) {
   }
 }
 
-void score_tokens(const SamplerKernels& kernels, const ScoreBatch& batch, int begin, int end,
-                  SamplerScratch& scratch) {
-  for (int i = begin; i < end; ++i) {
-    const float* logits = batch.logits + static_cast<std::int64_t>(batch.rows[i]) * batch.vocab;
-    const Row row = scan(kernels, logits, batch.vocab, batch.rows[i], scratch);
-    const WeightScale scale = weight_scale(row.peak, 1.0);
-    const double log_mass = std::log(row_mass(kernels, row, kEveryToken, scale, scratch));
-    const auto logprob = [&](float logit) {
-      return static_cast<float>(static_cast<double>(logit) - row.peak - log_mass);
-    };
-    batch.logprobs[i] = logprob(logits[batch.tokens[i]]);
-    batch.ranks[i] = 1 + kernels.rank(logits, batch.vocab, batch.tokens[i]);
-    if (batch.top == 0) continue;
-    float bound = nth_bound(row, batch.top, scratch);
-    collect(row, bound, scratch.candidates);
-    if (scratch.candidates.size() < static_cast<std::size_t>(batch.top))
-      collect(row, kForbidden, scratch.candidates);
-    keep_first(scratch.candidates, batch.top);
-    std::sort(scratch.candidates.begin(), scratch.candidates.end(), ranks_before);
-    for (int j = 0; j < batch.top; ++j) {
-      const Candidate& candidate = scratch.candidates[j];
-      batch.top_ids[static_cast<std::int64_t>(i) * batch.top + j] = candidate.id;
-      batch.top_logprobs[static_cast<std::int64_t>(i) * batch.top + j] = logprob(candidate.logit);
+// One row of scores.
+void score(const SamplerKernels& kernels, const ScoreBatch& batch, int index,
+           SamplerScratch& scratch) {
+  const float* logits = batch.logits + static_cast<std::int64_t>(batch.rows[index]) * batch.vocab;
+  const Row row = scan(kernels, logits, batch.vocab, batch.rows[index], scratch);
+  const WeightScale scale = weight_scale(row.peak, 1.0);
+  const double log_mass = std::log(row_mass(kernels, row, kEveryToken, scale, scratch));
+  const auto logprob = [&](float logit) {
+    return static_cast<float>(static_cast<double>(logit) - row.peak - log_mass);
+  };
+  batch.logprobs[index] = logprob(logits[batch.tokens[index]]);
+  batch.ranks[index] = 1 + kernels.rank(logits, batch.vocab, batch.tokens[index]);
+  if (batch.top == 0) return;
+  std::vector<Candidate>& likely = scratch.candidates;
+  collect(kernels, row, nth_bound(row, batch.top, scratch), row.vocab, scratch);
+  if (likely.size() < static_cast<std::size_t>(batch.top))
+    collect(kernels, row, kForbidden, row.vocab, scratch);
+  keep_first(likely, batch.top);
+  std::sort(likely.begin(), likely.end(), ranks_before);
+  for (int j = 0; j < batch.top; ++j) {
+    const std::int64_t at = static_cast<std::int64_t>(index) * batch.top + j;
+    batch.top_ids[at] = likely[j].id;
+    batch.top_logprobs[at] = logprob(likely[j].logit);
+  }
+}
+
+// Calls job(index, scratch) for indices up to `count`, on the threads of `pool` if there is
+// one. Throws what the least index threw, whoever came to it first.
+template <class Job>
+struct Share {
+  Share(int count, std::vector<SamplerScratch>& scratch, const Job& job)
+      : count(count), scratch(scratch), job(job) {}
+
+  const int count;
+  std::vector<SamplerScratch>& scratch;
+  const Job& job;
+  std::atomic<int> next{0};
+  std::mutex mutex;  // of what follows
+  int failed = std::numeric_limits<int>::max();
+  std::exception_ptr error;
+
+  void work(int thread) {
+    for (int index = next++; index < count; index = next++) {
+      try {
+        job(index, scratch[thread]);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (index > failed) continue;
+        failed = index;
+        error = std::current_exception();
+      }
     }
   }
+};
+
+template <class Job>
+void share(ThreadPool* pool, int count, std::vector<SamplerScratch>& scratch, const Job& job) {
+  Share<Job> all(count, scratch, job);
+  if (pool && count > 1)
+    pool->share([](void* all, int thread) { static_cast<Share<Job>*>(all)->work(thread); }, &all);
+  else
+    all.work(0);
+  if (all.error) std::rethrow_exception(all.error);
+}
+
+}  // namespace
+
+void choose_tokens(const SamplerKernels& kernels, const ChoiceBatch& batch, ThreadPool* pool,
+                   std::vector<SamplerScratch>& scratch, std::int32_t* tokens) {
+  check_choices(batch);
+  share(pool, batch.count, scratch, [&](int choice, SamplerScratch& own) {
+    const float* logits = adjusted_row(batch, choice, own);
+    const Row row = scan(kernels, logits, batch.vocab, batch.rows[choice], own);
+    tokens[choice] = batch.temperature[choice] == 0.0f
+                         ? most_likely(row)
+                         : sample(kernels, row, filter_of(batch, choice, row), own);
+  });
+}
+
+void score_tokens(const SamplerKernels& kernels, const ScoreBatch& batch, ThreadPool* pool,
+                  std::vector<SamplerScratch>& scratch) {
+  check_scores(batch);
+  share(pool, batch.count, scratch,
+        [&](int index, SamplerScratch& own) { score(kernels, batch, index, own); });
 }
 
 }  // namespace trimaran

@@ -4,7 +4,8 @@
 // that ranking, so what is kept is named by the last token kept: a Cut. A first pass takes
 // the maxima of small blocks of the row. The n-th largest of them is a lower bound of the
 // n-th largest logit, so the few tokens that can matter are collected from the few blocks
-// that hold them, and only those are selected from exactly.
+// that hold them, and only those are selected from exactly. For top-p, tokens that all
+// together can't weigh as much as what it cuts off are left out in the same way.
 //
 // Weights are float32 (relative error about 1e-7), sums of weights float64 in one order,
 // without fused operations: every instruction set gives the same bits.
@@ -14,6 +15,8 @@
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
+
+#include "thread_pool.h"
 
 namespace trimaran {
 
@@ -44,10 +47,20 @@ constexpr int scan_blocks(int vocab) {
 }
 constexpr int mass_blocks(int vocab) { return (vocab + kMassBlock - 1) / kMassBlock; }
 
+struct Candidate {
+  float logit;
+  float weight;
+  std::int32_t id;
+};
+
 // Passes over a whole row, compiled for each tier.
 struct SamplerKernels {
   // Maxima of the scan blocks (-inf where empty). False if any logit is NaN.
   bool (*scan)(const float* row, int vocab, float* maxima);
+  // Tokens of the blocks with maxima of at least `bound` whose logit is too, weights not set;
+  // in an order that depends on nothing else. Returns their number, and stops at `room`.
+  int (*collect)(const float* row, int vocab, const float* maxima, float bound, int room,
+                 Candidate* candidates);
   // Weights of `count` logits; 0 below 2^-126.
   void (*weights)(const float* logits, int count, const WeightScale& scale, float* weights);
   // Sums of the weights of the tokens that `cut` keeps, by mass block.
@@ -77,12 +90,6 @@ struct ChoiceBatch {
   const float* adjust_penalty = nullptr;
 };
 
-struct Candidate {
-  float logit;
-  float weight;
-  std::int32_t id;
-};
-
 // One thread's memory, kept between calls.
 struct SamplerScratch {
   struct Bucket {
@@ -95,16 +102,16 @@ struct SamplerScratch {
   std::vector<double> masses;
   std::vector<float> logits;
   std::vector<float> weights;
+  std::vector<Candidate> found;  // what a pass collected, and room for more
   std::vector<Candidate> candidates;
   std::vector<Bucket> buckets;
 };
 
-// Checks shapes and ids once, before rows are shared out. Throws SamplerError.
-void check_choices(const ChoiceBatch& batch);
-
-// tokens[begin .. end]. Throws SamplerError: a row with a NaN, or without a token allowed.
-void choose_tokens(const SamplerKernels& kernels, const ChoiceBatch& batch, int begin, int end,
-                   SamplerScratch& scratch, std::int32_t* tokens);
+// tokens[count]; rows are shared out to the threads of `pool` if there is one, with memory in
+// `scratch` for each. Throws SamplerError: shapes or ids out of range, or the first choice of a
+// row with a NaN, or without a token allowed.
+void choose_tokens(const SamplerKernels& kernels, const ChoiceBatch& batch, ThreadPool* pool,
+                   std::vector<SamplerScratch>& scratch, std::int32_t* tokens);
 
 // Arrays of core/sampling_batch.py's Scores, and what they are asked of.
 struct ScoreBatch {
@@ -121,9 +128,8 @@ struct ScoreBatch {
   float* top_logprobs = nullptr;   // [count][top]
 };
 
-void check_scores(const ScoreBatch& batch);
-
-void score_tokens(const SamplerKernels& kernels, const ScoreBatch& batch, int begin, int end,
-                  SamplerScratch& scratch);
+// Likewise.
+void score_tokens(const SamplerKernels& kernels, const ScoreBatch& batch, ThreadPool* pool,
+                  std::vector<SamplerScratch>& scratch);
 
 }  // namespace trimaran

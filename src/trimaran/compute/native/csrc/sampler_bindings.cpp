@@ -1,8 +1,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings.h"
 #include "sampler.h"
@@ -22,10 +26,14 @@ void check_length(const char* name, std::size_t length, std::size_t wanted) {
                        " entries, not " + std::to_string(wanted));
 }
 
-// The kernels of a tier and the memory that calls reuse; one caller at a time.
+// The kernels of a tier, the threads of an executor and the memory that calls reuse; one caller
+// at a time, and not while the executor runs.
 class Sampler {
  public:
-  explicit Sampler(const std::string& isa) : kernels_(*find_tier(isa).sampler) {}
+  Sampler(const std::string& isa, std::shared_ptr<ThreadPool> pool)
+      : kernels_(*find_tier(isa).sampler),
+        pool_(std::move(pool)),
+        scratch_(pool_ ? pool_->size() : 1) {}
 
   void choose(Array<const float, 2> logits, Array<const std::int32_t, 1> rows,
               Array<const float, 1> temperature, Array<const std::int32_t, 1> top_k,
@@ -64,8 +72,7 @@ class Sampler {
     batch.adjust_penalty = adjust_penalty.data();
     std::int32_t* out = tokens.data();
     nb::gil_scoped_release unlocked;
-    check_choices(batch);
-    choose_tokens(kernels_, batch, 0, batch.count, scratch_, out);
+    choose_tokens(kernels_, batch, pool_.get(), scratch_, out);
   }
 
   void score(Array<const float, 2> logits, Array<const std::int32_t, 1> rows,
@@ -91,13 +98,13 @@ class Sampler {
     batch.top_ids = top_ids.data();
     batch.top_logprobs = top_logprobs.data();
     nb::gil_scoped_release unlocked;
-    check_scores(batch);
-    score_tokens(kernels_, batch, 0, batch.count, scratch_);
+    score_tokens(kernels_, batch, pool_.get(), scratch_);
   }
 
  private:
   const SamplerKernels& kernels_;
-  SamplerScratch scratch_;
+  const std::shared_ptr<ThreadPool> pool_;
+  std::vector<SamplerScratch> scratch_;  // one a thread
 };
 
 }  // namespace
@@ -105,7 +112,8 @@ class Sampler {
 void bind_sampler(nb::module_& module) {
   nb::exception<SamplerError>(module, "SamplerError", PyExc_RuntimeError);
   nb::class_<Sampler>(module, "Sampler")
-      .def(nb::init<const std::string&>(), nb::arg("isa"))
+      .def(nb::init<const std::string&, std::shared_ptr<ThreadPool>>(), nb::arg("isa"),
+           nb::arg("pool").none() = nb::none())
       .def("choose", &Sampler::choose)
       .def("score", &Sampler::score);
 }

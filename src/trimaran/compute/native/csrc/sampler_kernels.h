@@ -31,6 +31,19 @@ constexpr int kVectors = kScanLanes / kWidth;  // vectors in 16 lanes
 static inline Floats floats_at(const float* p) { return *reinterpret_cast<const Floats*>(p); }
 static inline Floats spread(float value) { return value - Floats{}; }
 
+// A bit for each lane of a comparison that holds.
+static inline unsigned lanes_set(Ints mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)mask);
+#else
+  unsigned bits = 0;
+  for (int lane = 0; lane < kWidth; ++lane) bits |= (mask[lane] & 1u) << lane;
+  return bits;
+#endif
+}
+
 static bool scan_row(const float* row, int vocab, float* maxima) {
   const Floats none = spread(-__builtin_inff());
   Ints bad = {};
@@ -56,6 +69,33 @@ static bool scan_row(const float* row, int vocab, float* maxima) {
   std::int32_t any = 0;
   for (int lane = 0; lane < kWidth; ++lane) any |= bad[lane];
   return any == 0;
+}
+
+static int collect_tokens(const float* row, int vocab, const float* maxima, float bound,
+                          int room, Candidate* candidates) {
+  const Floats limit = spread(bound);
+  int count = 0;
+  for (int start = 0; start < vocab; start += kScanSpan, maxima += kScanLanes) {
+    std::int32_t any = 0;
+    for (int lane = 0; lane < kScanLanes; ++lane) any |= maxima[lane] >= bound;
+    if (any == 0) continue;
+    const int end = vocab - start < kScanSpan ? vocab : start + kScanSpan;
+    int id = start;
+    for (; id + kWidth <= end; id += kWidth) {
+      unsigned found = lanes_set(floats_at(row + id) >= limit);
+      for (; found != 0 && count < room; found &= found - 1) {
+        const int token = id + __builtin_ctz(found);
+        candidates[count++] = {row[token], 0.0f, token};
+      }
+      if (count == room) return count;
+    }
+    for (; id < end; ++id) {
+      if (row[id] < bound) continue;
+      if (count == room) return count;
+      candidates[count++] = {row[id], 0.0f, id};
+    }
+  }
+  return count;
 }
 
 static inline Floats weight_of(Floats logit, const WeightScale& scale) {
@@ -142,6 +182,7 @@ static int rank_before(const float* row, int vocab, std::int32_t token) {
   return total;
 }
 
-constexpr SamplerKernels kSamplerKernels = {scan_row, weigh_logits, block_masses, rank_before};
+constexpr SamplerKernels kSamplerKernels = {scan_row, collect_tokens, weigh_logits, block_masses,
+                                            rank_before};
 
 }  // namespace trimaran::TRIMARAN_TIER
