@@ -60,10 +60,17 @@ class World:
         self.q, self.k, self.v = draw(heads), draw(kv_heads), draw(kv_heads)
 
     def step(
-        self, isa: str, pieces: list[Piece], block_size: int = 16, threads: int = 1, fill: int = NAN
+        self,
+        isa: str,
+        pieces: list[Piece],
+        block_size: int = 16,
+        threads: int = 1,
+        fill: int = NAN,
+        tiles: npt.NDArray[np.uint8] | None = None,
     ) -> list[Float32]:
         """Attention of each piece, [new, heads, dim], by one step over a cache whose slots
-        hold `fill` wherever none of the sequence's tokens lies."""
+        hold `fill` wherever none of the sequence's tokens lies. With `tiles` it is written
+        there, in bf16, and the result is NaN."""
         counts = [-(-(p.past + p.new) // block_size) for p in pieces]
         blocks = np.random.default_rng(len(pieces)).permutation(sum(counts) + 2)
         tables = np.full((len(pieces), max(counts) + 1), -1, np.int32)
@@ -108,6 +115,7 @@ class World:
             block_tables=tables,
             scale=self.scale,
             out=out,
+            out_bf16=tiles,
         )
         return [out[begin:end] for begin, end in pairwise(starts)]
 
@@ -222,6 +230,24 @@ def test_fused_tiers_agree_to_the_bit() -> None:
     world = World([p.past + p.new for p in RAGGED], 6, 2, 64)
     for ours, theirs in zip(world.step("avx2", RAGGED), world.step("avx512", RAGGED), strict=True):
         assert bits(ours) == bits(theirs)
+
+
+@EVERY_ISA
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (3, 1, 16), (5, 5, 48)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_rounded_for_the_next_layer(
+    isa: str, heads: int, kv_heads: int, dim: int, threads: int
+) -> None:
+    world = World([p.past + p.new for p in RAGGED], heads, kv_heads, dim)
+    rows = np.concatenate(world.step(isa, RAGGED))
+    steps = -(-heads * dim // 32)
+    tiles = np.full((-(-len(rows) // 16), steps, 16, 64), 0xA5, np.uint8)
+    plain = world.step(isa, RAGGED, threads=threads, tiles=tiles)
+    assert all(np.isnan(out).all() for out in plain), "wrote float32 too"
+    rounded = tiles.view(np.uint16).swapaxes(1, 2).reshape(-1, steps * 32)
+    assert np.array_equal(rounded[: len(rows), : heads * dim], to_bf16(rows.reshape(len(rows), -1)))
+    assert not rounded[: len(rows), heads * dim :].any(), "padding isn't zero"
+    assert (rounded[len(rows) :] == 0xA5A5).all(), "wrote rows that don't exist"
 
 
 @EVERY_ISA

@@ -31,7 +31,10 @@ struct AttentionArgs {
   const float* q = nullptr;  // [T][heads * head_dim], rotated
   const float* k = nullptr;  // [T][kv_heads * head_dim], rotated
   const float* v = nullptr;  // [T][kv_heads * head_dim]
-  float* out = nullptr;      // [T][heads * head_dim]
+  float* out = nullptr;      // [T][heads * head_dim], or null with
+  // the same rounded to bf16 (to nearest even) as a linear layer reads it: elements of
+  // activation_bytes in linear.h, padded with zeros to whole steps.
+  std::uint8_t* out_bf16 = nullptr;
   std::uint16_t* k_cache = nullptr;  // this layer's pages, see kv_cache.h
   std::uint16_t* v_cache = nullptr;
   int rows = 0;

@@ -2,10 +2,12 @@
 // executor.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -73,17 +75,20 @@ void check(bool good, const char* message) {
 // q [T, heads, head_dim], k and v [T, kv_heads, head_dim] are written to the pages
 // k_cache [blocks, kv_heads, head_dim / 2, block_size, 2] and
 // v_cache [blocks, kv_heads, block_size / 2, head_dim, 2] (bf16 bits), then attended to.
+// The result goes to out [T, heads, head_dim], or to out_bf16 [T / 16, steps, 16, 64] bytes
+// where that is given.
 void attend(const std::string& isa, int threads, Array<const float, 3> q,
             Array<const float, 3> k, Array<const float, 3> v, Array<std::uint16_t, 5> k_cache,
             Array<std::uint16_t, 5> v_cache, Array<const std::int32_t, 1> positions,
             Array<const std::int32_t, 1> slots, Array<const std::int32_t, 1> row_starts,
             Array<const std::int32_t, 1> contexts, Array<const std::int32_t, 2> block_tables,
-            float scale, Array<float, 3> out) {
+            float scale, Array<float, 3> out, std::optional<Array<std::uint8_t, 4>> out_bf16) {
   AttentionArgs args;
   args.q = q.data();
   args.k = k.data();
   args.v = v.data();
   args.out = out.data();
+  args.out_bf16 = out_bf16 ? out_bf16->data() : nullptr;
   args.k_cache = k_cache.data();
   args.v_cache = v_cache.data();
   args.rows = static_cast<int>(q.shape(0));
@@ -109,6 +114,9 @@ void attend(const std::string& isa, int threads, Array<const float, 3> q,
         "q, k, v, out, positions and slots must have the same number of rows");
   check(row_starts.size() == contexts.size() + 1 && block_tables.shape(0) == contexts.size(),
         "row_starts, contexts and block_tables must have the same number of sequences");
+  const std::size_t steps = (q.shape(1) * q.shape(2) + kStep - 1) / kStep;
+  check(!out_bf16 || out_bf16->size() == round_up(rows, kRowPad) * steps * kStepBytes,
+        "out_bf16 must have 64 bytes for every 32 elements of a row, in tiles of 16 rows");
   check(k_cache.size() == v_cache.size() && k_cache.shape(1) == k.shape(1) &&
             2 * k_cache.shape(2) == q.shape(2) && k.shape(2) == q.shape(2),
         "the caches must have the heads and dimensions of k");
@@ -130,7 +138,8 @@ void bind_attention(nb::module_& module) {
   module.def("attend", &attend, nb::arg("isa"), nb::arg("threads"), nb::arg("q"), nb::arg("k"),
              nb::arg("v"), nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("positions"),
              nb::arg("slots"), nb::arg("row_starts"), nb::arg("contexts"),
-             nb::arg("block_tables"), nb::arg("scale"), nb::arg("out"));
+             nb::arg("block_tables"), nb::arg("scale"), nb::arg("out"),
+             nb::arg("out_bf16") = nb::none());
   module.def("copy_block", &copy_block, nb::arg("cache"), nb::arg("source"),
              nb::arg("target"));
 }

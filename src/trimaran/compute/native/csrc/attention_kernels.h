@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention_pages.h"
+#include "elementwise.h"
 #include "simd.h"
 
 namespace trimaran::TRIMARAN_TIER {
@@ -138,12 +139,33 @@ static void merge_partial(float* state, const float* partial, int dim) {
   state[dim] = lanes[2][0];
 }
 
-// out = acc / sum. Adding 0 makes every zero +0: masked terms may turn a -0 into +0, and
-// how many of them a row meets depends on its company.
-static void finish_row(const float* state, int dim, float* out) {
+static inline std::size_t query_offset(const AttentionArgs& args, int row, int kv_head) {
+  const int group = args.heads / args.kv_heads;
+  return (static_cast<std::size_t>(row) * args.heads + kv_head * group) * args.head_dim;
+}
+
+// Where elements `element` .. + 16 of a row of `out_bf16` lie.
+static inline std::uint16_t* rounded_output(const AttentionArgs& args, int row, int element) {
+  const int steps = (args.heads * args.head_dim + kStep - 1) / kStep;
+  std::uint8_t* step = args.out_bf16 + activation_bytes(row, element / kStep, steps);
+  return reinterpret_cast<std::uint16_t*>(step) + element % kStep;
+}
+
+// out = acc / sum, of one head of one row. Adding 0 makes every zero +0: masked terms may
+// turn a -0 into +0, and how many of them a row meets depends on its company.
+static void finish_row(const AttentionArgs& args, const float* state, int row, int head) {
+  const int dim = args.head_dim, first = head * dim;
   const V16 inverse = vset1(1.0f / state[dim + 1]);
+  const auto element = [&](int d) { return vadd(vmul(vload(state + d), inverse), vzero()); };
+  if (!args.out_bf16) {
+    float* out = args.out + query_offset(args, row, 0) + first;
+    for (int d = 0; d < dim; d += kLanes) vstore(out + d, element(d));
+    return;
+  }
   for (int d = 0; d < dim; d += kLanes)
-    vstore(out + d, vadd(vmul(vload(state + d), inverse), vzero()));
+    bf16_lanes(element(d), rounded_output(args, row, first + d));
+  const int end = first + dim;
+  if (head + 1 == args.heads && end % kStep) bf16_lanes(vzero(), rounded_output(args, row, end));
 }
 
 // Where the parts of a thread's scratch memory lie.
@@ -217,11 +239,6 @@ static void chunk_rows_of(int rows, const float* queries, int dim, const ChunkVi
   chunk_rows<R>(queries, dim, view, valid, prefetch, scores, target);
 }
 
-static inline std::size_t query_offset(const AttentionArgs& args, int row, int kv_head) {
-  const int group = args.heads / args.kv_heads;
-  return (static_cast<std::size_t>(row) * args.heads + kv_head * group) * args.head_dim;
-}
-
 // queries[i] = scale * log2(e) * q of the unit's rows, in order of (token, head of the group).
 static void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
                          float* queries) {
@@ -239,7 +256,7 @@ static void finish_unit(const AttentionArgs& args, int kv_head, int row_begin, i
   const int group = args.heads / args.kv_heads, dim = args.head_dim;
   for (int row = row_begin; row < row_end; ++row)
     for (int g = 0; g < group; ++g, state += partial_stride(dim))
-      finish_row(state, dim, args.out + query_offset(args, row, kv_head) + g * dim);
+      finish_row(args, state, row, kv_head * group + g);
 }
 
 // Partials of all rows of the unit for one chunk, where chunks are merged by merge_unit.
