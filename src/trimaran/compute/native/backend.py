@@ -155,6 +155,11 @@ class NativeBackend:
                 f" {len(plan.logit_rows)} of them with logits; lower max_num_batched_tokens"
             ) from None
 
+    def group_prefixes(self, on: bool) -> None:
+        """Whether attention reads pages that several sequences of a step hold once for all of
+        them, as it does from the start. Changes no result."""
+        self._open().group_prefixes(on)
+
     def time_phases(self, on: bool) -> None:
         """Switches the timing of a step's phases on, from zero, or off."""
         self._open().time_phases(on)

@@ -30,7 +30,8 @@ struct Tier {
   void (*to_bf16)(const float* x, int width, std::uint8_t* rows, int row);
   void (*linear)(const LinearTask& task);
   void (*write_kv)(const AttentionArgs& args, int row_begin, int row_end);
-  void (*attention_unit)(const AttentionArgs& args, const AttentionUnit& unit, void* scratch);
+  void (*attention_unit)(const AttentionArgs& args, const AttentionUnit& unit,
+                         const AttentionSlice* slices, void* scratch);
   void (*merge_unit)(const AttentionArgs& args, const AttentionMerge& merge, void* scratch);
   const SamplerKernels* sampler;
 };
