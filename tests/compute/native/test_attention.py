@@ -58,6 +58,14 @@ class World:
             ]
 
         self.q, self.k, self.v = draw(heads), draw(kv_heads), draw(kv_heads)
+        self.leader: dict[int, tuple[int, int]] = {}
+
+    def share(self, tokens: int, leader: int, *others: int) -> None:
+        """The first `tokens` of the leader are those of the others too, in the same blocks."""
+        for s in others:
+            self.k[s][:tokens] = self.k[leader][:tokens]
+            self.v[s][:tokens] = self.v[leader][:tokens]
+            self.leader[s] = (leader, tokens)
 
     def step(
         self,
@@ -67,6 +75,7 @@ class World:
         threads: int = 1,
         fill: int = NAN,
         tiles: npt.NDArray[np.uint8] | None = None,
+        grouped: bool = True,
     ) -> list[Float32]:
         """Attention of each piece, [new, heads, dim], by one step over a cache whose slots
         hold `fill` wherever none of the sequence's tokens lies. With `tiles` it is written
@@ -81,6 +90,10 @@ class World:
         for s, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
             tables[s, :count] = blocks[taken : taken + count]
             taken += count
+            leader, tokens = self.leader.get(piece.sequence, (None, 0))
+            for t, other in enumerate(pieces[:s]):
+                if leader == other.sequence:
+                    tables[s, : tokens // block_size] = tables[t, : tokens // block_size]
             keys = to_bf16(self.k[piece.sequence][: piece.past])
             values = to_bf16(self.v[piece.sequence][: piece.past])
             for position in range(piece.past):
@@ -116,6 +129,7 @@ class World:
             scale=self.scale,
             out=out,
             out_bf16=tiles,
+            grouped=grouped,
         )
         return [out[begin:end] for begin, end in pairwise(starts)]
 
@@ -230,6 +244,31 @@ def test_fused_tiers_agree_to_the_bit() -> None:
     world = World([p.past + p.new for p in RAGGED], 6, 2, 64)
     for ours, theirs in zip(world.step("avx2", RAGGED), world.step("avx512", RAGGED), strict=True):
         assert bits(ours) == bits(theirs)
+
+
+@EVERY_ISA
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "threads", "block_size"), [(9, 3, 1, 16), (2, 2, 2, 4), (40, 1, 3, 32)]
+)
+def test_shared_pages_change_no_bit(
+    isa: str, heads: int, kv_heads: int, threads: int, block_size: int
+) -> None:
+    """Prefixes that are shared by some at first and by fewer later, by rows of prompts and of
+    decodes, up to the end of a chunk, within one, and by the whole of a sequence."""
+    lengths = [1030, 1100, 800, 1024, 700, 769, 300, 900, 513, 800, 780]
+    world = World(lengths, heads, kv_heads, 32)
+    world.share(1024, 0, 1, 3)
+    world.share(512, 0, 2, 4, 5, 8)
+    world.share(256, 6, 7)
+    world.share(768, 2, 9, 10)  # of which 512 are those of the first
+    new = [1, 1, 1, 1, 9, 1, 40, 1, 1, 120, 2]
+    pieces = [
+        Piece(s, length - n, n) for s, (length, n) in enumerate(zip(lengths, new, strict=True))
+    ]
+    alone = world.step(isa, pieces, block_size, grouped=False)
+    together = world.step(isa, pieces, block_size, threads)
+    for piece, ours, expected in zip(pieces, together, alone, strict=True):
+        assert bits(ours) == bits(expected), piece
 
 
 @EVERY_ISA

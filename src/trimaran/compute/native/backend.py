@@ -148,6 +148,11 @@ class NativeBackend:
         except RuntimeError as error:  # of a process that was forked
             raise BackendError(str(error)) from None
 
+    def group_prefixes(self, on: bool) -> None:
+        """Whether attention reads pages that several sequences of a step hold once for all of
+        them, as it does from the start. Changes no result."""
+        self._open().group_prefixes(on)
+
     def time_phases(self, on: bool) -> None:
         """Switches the timing of a step's phases on, from zero, or off."""
         self._open().time_phases(on)

@@ -21,6 +21,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention_groups.h"
+
 namespace trimaran {
 
 constexpr int kChunk = 256;
@@ -31,9 +33,9 @@ struct AttentionArgs {
   const float* q = nullptr;  // [T][heads * head_dim], rotated
   const float* k = nullptr;  // [T][kv_heads * head_dim], rotated
   const float* v = nullptr;  // [T][kv_heads * head_dim]
-  float* out = nullptr;      // [T][heads * head_dim], or null with
-  // the same rounded to bf16 (to nearest even) as a linear layer reads it: elements of
-  // activation_bytes in linear.h, padded with zeros to whole steps.
+  float* out = nullptr;      // [T][heads * head_dim], unless out_bf16 is given:
+  // the same rounded to bf16 (to nearest even) as a linear layer reads it, by
+  // activation_bytes of linear.h, the last step of a row padded with zeros.
   std::uint8_t* out_bf16 = nullptr;
   std::uint16_t* k_cache = nullptr;  // this layer's pages, see kv_cache.h
   std::uint16_t* v_cache = nullptr;
@@ -53,39 +55,51 @@ struct AttentionArgs {
   float* workspace = nullptr;  // AttentionPlan::workspace_floats, 64-byte aligned
 };
 
-// Rows row_begin..row_end of one sequence, KV heads head_begin..head_end, chunks
-// chunk_begin..chunk_end.
-struct AttentionUnit {
+// Rows row_begin..row_end of one sequence.
+struct AttentionSlice {
   std::int32_t sequence;
-  std::int32_t head_begin;
-  std::int32_t head_end;
   std::int32_t row_begin;
   std::int32_t row_end;
-  std::int32_t chunk_begin;
-  std::int32_t chunk_end;
-  // Offset in the workspace of the partials of all chunks of these rows, or -1: the unit
-  // has every chunk and writes `out` itself. A unit of several heads has every chunk.
+  // Offset in the workspace of the rows' partials, or -1: the unit has every chunk and
+  // writes `out` itself.
   std::int64_t partial;
 };
 
-// Partials of one group of rows, of all their chunks, to be merged into `out`.
+// The rows of some slices, KV heads head_begin..head_end, chunks chunk_begin..chunk_end. If
+// there are several slices, their sequences hold the same blocks there, and all rows see all
+// of the chunks: the first sequence's pages are read for all of them.
+struct AttentionUnit {
+  std::int32_t slice_begin;  // of AttentionPlan::slices
+  std::int32_t slice_end;
+  std::int32_t head_begin;
+  std::int32_t head_end;
+  std::int32_t chunk_begin;
+  std::int32_t chunk_end;
+};
+
+// Partials of a slice's rows for one KV head, of all their chunks, to be merged into `out`.
 struct AttentionMerge {
-  std::int32_t sequence;
+  AttentionSlice slice;
   std::int32_t kv_head;
-  std::int32_t row_begin;
-  std::int32_t row_end;
-  std::int64_t partial;
 };
 
 // How a step's attention is cut; the same for all of its layers.
 struct AttentionPlan {
+  std::vector<AttentionSlice> slices;
   std::vector<AttentionUnit> units;    // in any order, on any thread
   std::vector<AttentionMerge> merges;  // after all units; often empty
   std::size_t workspace_floats = 0;
+  // What planning works with.
+  PrefixGroups groups;
+  std::vector<std::int32_t> slice_of;  // first slice of each sequence
 };
 
+// Partials in the workspace, from a slice's own offset:
+//   [kv_head][chunk][token][head of the group][partial_stride of attention_kernels.h]
+
 // Reads only the dimensions and the step's index arrays of `args`. Reuses the plan's memory.
-void plan_attention(const AttentionArgs& args, int threads, AttentionPlan& plan);
+// `grouped`: units read pages that several sequences hold once for all of them.
+void plan_attention(const AttentionArgs& args, int threads, bool grouped, AttentionPlan& plan);
 
 // Bytes of a thread's scratch memory (64-byte aligned) for attention_unit and merge_unit;
 // of any tier.
@@ -93,7 +107,8 @@ std::size_t attention_scratch_bytes(int heads, int kv_heads, int head_dim);
 
 // Per tier (see tier.h):
 //   void write_kv(const AttentionArgs&, int row_begin, int row_end);
-//   void attention_unit(const AttentionArgs&, const AttentionUnit&, void* scratch);
+//   void attention_unit(const AttentionArgs&, const AttentionUnit&,
+//                       const AttentionSlice* slices /* of the plan */, void* scratch);
 //   void merge_unit(const AttentionArgs&, const AttentionMerge&, void* scratch);
 // attention_unit of the amx tier loads its own tile configuration and leaves it loaded:
 // whoever uses tiles next must load theirs.

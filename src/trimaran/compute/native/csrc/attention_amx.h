@@ -83,21 +83,17 @@ struct AmxScratch {
   }
 };
 
-static void load_query_planes(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
-                         const AmxScratch& scratch) {
-  const int group = args.heads / args.kv_heads, dim = args.head_dim, depth = scratch.depth;
+static void load_query_planes(const AttentionArgs& args, const UnitRows& rows, int kv_head,
+                              const AmxScratch& scratch) {
+  const int dim = args.head_dim, depth = scratch.depth;
   const __m512 scale = _mm512_set1_ps(args.scale * kLog2E);
-  std::uint16_t* planes = scratch.queries;
-  for (int row = unit.row_begin; row < unit.row_end; ++row) {
-    const float* q = args.q + query_offset(args, row, kv_head);
-    for (int g = 0; g < group; ++g, q += dim, planes += 2 * depth) {
-      for (int d = 0; d < dim; d += kLanes)
-        split_planes(_mm512_mul_ps(_mm512_loadu_ps(q + d), scale), planes + d,
-                     planes + depth + d);
-      for (int d = dim; d < depth; d += kLanes)
-        split_planes(_mm512_setzero_ps(), planes + d, planes + depth + d);
-    }
-  }
+  rows.queries(kv_head, [&](const float* q, int row) {
+    std::uint16_t* planes = scratch.queries + row * 2 * depth;
+    for (int d = 0; d < dim; d += kLanes)
+      split_planes(_mm512_mul_ps(_mm512_loadu_ps(q + d), scale), planes + d, planes + depth + d);
+    for (int d = dim; d < depth; d += kLanes)
+      split_planes(_mm512_setzero_ps(), planes + d, planes + depth + d);
+  });
 }
 
 // Where a chunk's tiles lie: K by subtile, V by pair of subtiles (32 positions). K has a
@@ -384,51 +380,48 @@ static int tile_rows(int left) {
   return left >= 2 * kTileRows ? 2 * kTileRows : left < kTileRows ? left : kTileRows;
 }
 
-static void attend_head_amx(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
-                            void* memory) {
-  const int group = args.heads / args.kv_heads, dim = args.head_dim;
-  const int rows = (unit.row_end - unit.row_begin) * group, stride = partial_stride(dim);
-  const int first = args.positions[unit.row_begin], last = args.positions[unit.row_end - 1];
-  const AmxScratch scratch(memory, rows, dim);
-  const PageReader pages(args, unit.sequence, kv_head);
+static void attend_head_amx(const AttentionArgs& args, const AttentionUnit& unit,
+                            const AttentionSlice* slices, int kv_head, void* memory) {
+  const UnitRows rows(args, unit, slices);
+  const int dim = args.head_dim, stride = partial_stride(dim);
+  const AmxScratch scratch(memory, rows.rows(), dim);
+  const PageReader pages(args, rows.sequence(), kv_head);
   const auto* weights = reinterpret_cast<const std::uint16_t*>(scratch.scores);
-  load_query_planes(args, unit, kv_head, scratch);
+  load_query_planes(args, rows, kv_head, scratch);
   int configured = 0;
   for (int chunk = unit.chunk_begin; chunk < unit.chunk_end; ++chunk) {
-    const int base = chunk * kChunk;
-    const int wanted = last + 1 - base < kChunk ? last + 1 - base : kChunk;
+    const int base = chunk * kChunk, wanted = rows.seen(base);
     TileView view;
     view_keys(pages, base, wanted, dim, scratch, view);
     view_values(pages, base, wanted, dim, scratch, view);
-    const bool merge = unit.partial < 0 && chunk > 0;
-    float* all = unit.partial < 0 ? scratch.state : partials(args, unit, chunk);
-    // Rows before the chunk have no part in it.
-    for (int row = base > first ? (base - first) * group : 0, count; row < rows; row += count) {
-      count = tile_rows(rows - row);
+    const bool merge = rows.whole() && chunk > 0, aside = merge || rows.scattered();
+    float* all = rows.whole() ? scratch.state : rows.partials(kv_head, chunk);
+    for (int row = rows.first_row(base), count; row < rows.rows(); row += count) {
+      count = tile_rows(rows.rows() - row);
       const int height = count < kTileRows ? count : kTileRows;
       if (height != configured) load_tile_config(TileConfig(configured = height));
       int valid[2 * kTileRows];
-      valid_positions(first - base, row, count, group, valid);
+      rows.valid(base, row, count, valid);
       const int steps = (valid[count - 1] + kTileDepth - 1) / kTileDepth;
       score_tiles(scratch.queries + row * 2 * scratch.depth, count, scratch.depth, view, steps,
                   scratch.scores);
-      float* target = merge ? scratch.partial : all + row * stride;
+      float* target = aside ? scratch.partial : all + row * stride;
       for (int r = 0; r < count; ++r)
         softmax_planes(scratch.scores + r * kScoreStride, steps * kTileDepth, valid[r],
                        target + r * stride + dim);
       weigh_tiles(weights, count, dim, view, steps, target);
       for (int r = 0; merge && r < count; ++r)
         merge_partial(scratch.state + (row + r) * stride, target + r * stride, dim);
+      if (rows.scattered()) rows.scatter(kv_head, chunk, row, count, target);
     }
   }
-  if (unit.partial < 0)
-    finish_unit(args, kv_head, unit.row_begin, unit.row_end, scratch.state);
+  if (rows.whole()) finish_slice(args, rows.slice(), kv_head, scratch.state);
 }
 
 static void attention_unit_amx(const AttentionArgs& args, const AttentionUnit& unit,
-                               void* memory) {
+                               const AttentionSlice* slices, void* memory) {
   for (int head = unit.head_begin; head < unit.head_end; ++head)
-    attend_head_amx(args, unit, head, memory);
+    attend_head_amx(args, unit, slices, head, memory);
 }
 
 }  // namespace trimaran::TRIMARAN_TIER

@@ -3,13 +3,18 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <atomic>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "attention.h"
@@ -30,9 +35,9 @@ using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu
 // One layer's attention on all threads of a pool.
 class AttentionStep {
  public:
-  AttentionStep(const Tier& tier, AttentionArgs args, int threads)
+  AttentionStep(const Tier& tier, AttentionArgs args, int threads, bool grouped)
       : tier_(tier), args_(args), pool_(threads) {
-    plan_attention(args_, threads, plan_);
+    plan_attention(args_, threads, grouped, plan_);
     workspace_ = Memory(plan_.workspace_floats * sizeof(float) + 64);
     args_.workspace = workspace_.as<float>();
     const std::size_t bytes = attention_scratch_bytes(args.heads, args.kv_heads, args.head_dim);
@@ -52,7 +57,7 @@ class AttentionStep {
     pool_.barrier().wait();
     const int units = static_cast<int>(plan_.units.size());
     for (int i = next_unit_++; i < units; i = next_unit_++)
-      tier_.attention_unit(args_, plan_.units[i], scratch);
+      tier_.attention_unit(args_, plan_.units[i], plan_.slices.data(), scratch);
     pool_.barrier().wait();
     const int merges = static_cast<int>(plan_.merges.size());
     for (int i = next_merge_++; i < merges; i = next_merge_++)
@@ -82,7 +87,8 @@ void attend(const std::string& isa, int threads, Array<const float, 3> q,
             Array<std::uint16_t, 5> v_cache, Array<const std::int32_t, 1> positions,
             Array<const std::int32_t, 1> slots, Array<const std::int32_t, 1> row_starts,
             Array<const std::int32_t, 1> contexts, Array<const std::int32_t, 2> block_tables,
-            float scale, Array<float, 3> out, std::optional<Array<std::uint8_t, 4>> out_bf16) {
+            float scale, Array<float, 3> out, std::optional<Array<std::uint8_t, 4>> out_bf16,
+            bool grouped) {
   AttentionArgs args;
   args.q = q.data();
   args.k = k.data();
@@ -122,7 +128,36 @@ void attend(const std::string& isa, int threads, Array<const float, 3> q,
         "the caches must have the heads and dimensions of k");
   const Tier& tier = find_tier(isa);
   nb::gil_scoped_release unlocked;
-  AttentionStep(tier, args, threads).run();
+  AttentionStep(tier, args, threads, grouped).run();
+}
+
+// Groups as (members, first chunk, end), and how many chunks of each sequence they have.
+using Groups = std::vector<std::tuple<std::vector<std::int32_t>, int, int>>;
+
+std::pair<Groups, std::vector<int>> prefix_groups(Array<const std::int32_t, 1> positions,
+                                                  Array<const std::int32_t, 1> row_starts,
+                                                  Array<const std::int32_t, 2> block_tables,
+                                                  int block_size, int most_rows) {
+  AttentionArgs args;
+  args.sequences = static_cast<int>(block_tables.shape(0));
+  args.block_size = block_size;
+  args.table_width = static_cast<int>(block_tables.shape(1));
+  args.positions = positions.data();
+  args.row_starts = row_starts.data();
+  args.block_tables = block_tables.data();
+  check(row_starts.size() == block_tables.shape(0) + 1,
+        "row_starts and block_tables must have the same number of sequences");
+  PrefixGroups found;
+  found.find(args, most_rows);
+  std::pair<Groups, std::vector<int>> result;
+  for (const PrefixGroups::Group& group : found.groups()) {
+    const auto members = found.members().begin();
+    result.first.emplace_back(std::vector<std::int32_t>(members + group.member_begin,
+                                                        members + group.member_end),
+                              group.chunk_begin, group.chunk_end);
+  }
+  for (int s = 0; s < args.sequences; ++s) result.second.push_back(found.shared_chunks(s));
+  return result;
 }
 
 void copy_block(Array<std::uint16_t, 5> cache, int source, int target) {
@@ -139,7 +174,9 @@ void bind_attention(nb::module_& module) {
              nb::arg("v"), nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("positions"),
              nb::arg("slots"), nb::arg("row_starts"), nb::arg("contexts"),
              nb::arg("block_tables"), nb::arg("scale"), nb::arg("out"),
-             nb::arg("out_bf16") = nb::none());
+             nb::arg("out_bf16") = nb::none(), nb::arg("grouped") = true);
+  module.def("prefix_groups", &prefix_groups, nb::arg("positions"), nb::arg("row_starts"),
+             nb::arg("block_tables"), nb::arg("block_size"), nb::arg("most_rows"));
   module.def("copy_block", &copy_block, nb::arg("cache"), nb::arg("source"),
              nb::arg("target"));
 }

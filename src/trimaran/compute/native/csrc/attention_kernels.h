@@ -139,9 +139,17 @@ static void merge_partial(float* state, const float* partial, int dim) {
   state[dim] = lanes[2][0];
 }
 
-static inline std::size_t query_offset(const AttentionArgs& args, int row, int kv_head) {
-  const int group = args.heads / args.kv_heads;
-  return (static_cast<std::size_t>(row) * args.heads + kv_head * group) * args.head_dim;
+static inline std::size_t query_offset(const AttentionArgs& args, int row, int head) {
+  return (static_cast<std::size_t>(row) * args.heads + head) * args.head_dim;
+}
+
+// Partials of all chunks of a slice, of one KV head.
+static inline float* slice_partials(const AttentionArgs& args, const AttentionSlice& slice,
+                                    int kv_head) {
+  const std::int64_t rows = (slice.row_end - slice.row_begin) * (args.heads / args.kv_heads);
+  const std::int64_t chunks = args.positions[slice.row_end - 1] / kChunk + 1;
+  return args.workspace + slice.partial +
+         kv_head * chunks * rows * partial_stride(args.head_dim);
 }
 
 // Where elements `element` .. + 16 of a row of `out_bf16` lie.
@@ -158,7 +166,7 @@ static void finish_row(const AttentionArgs& args, const float* state, int row, i
   const V16 inverse = vset1(1.0f / state[dim + 1]);
   const auto element = [&](int d) { return vadd(vmul(vload(state + d), inverse), vzero()); };
   if (!args.out_bf16) {
-    float* out = args.out + query_offset(args, row, 0) + first;
+    float* out = args.out + query_offset(args, row, head);
     for (int d = 0; d < dim; d += kLanes) vstore(out + d, element(d));
     return;
   }
@@ -172,7 +180,7 @@ static void finish_row(const AttentionArgs& args, const float* state, int row, i
 struct UnitScratch {
   float* state;    // [unit rows][partial_stride]
   float* queries;  // [unit rows][head_dim], scaled
-  float* partial;  // [kRowBlock][partial_stride]
+  float* partial;  // [kRowBlock][partial_stride]: of rows in hand
   float* scores;   // [kRowBlock][kScoreStride]
   PageScratch pages;
 
@@ -184,6 +192,81 @@ struct UnitScratch {
     pages.k = reinterpret_cast<std::uint16_t*>(scores + kRowBlock * kScoreStride);
     pages.v = pages.k + kChunk * dim;
   }
+};
+
+// The rows of a unit, for one KV head: those of all its slices, in order.
+class UnitRows {
+ public:
+  UnitRows(const AttentionArgs& args, const AttentionUnit& unit, const AttentionSlice* slices)
+      : args_(args),
+        slices_(slices + unit.slice_begin),
+        count_(unit.slice_end - unit.slice_begin),
+        group_(args.heads / args.kv_heads) {
+    for (int i = 0; i < count_; ++i) rows_ += rows_of(slices_[i]);
+    // Rows of several sequences see all of the unit's chunks, as if they lay behind them.
+    first_ = count_ > 1 ? unit.chunk_end * kChunk : args.positions[slices_->row_begin];
+    last_ = count_ > 1 ? first_ : args.positions[slices_->row_end - 1];
+  }
+
+  int rows() const { return rows_; }
+  int sequence() const { return slices_->sequence; }
+  // Whether the unit has all chunks of its rows, and finishes them.
+  bool whole() const { return slices_->partial < 0; }
+  const AttentionSlice& slice() const { return *slices_; }
+
+  // How many positions of the chunk at `base` any row sees.
+  int seen(int base) const { return last_ + 1 - base < kChunk ? last_ + 1 - base : kChunk; }
+  // The first row that sees the chunk.
+  int first_row(int base) const { return base > first_ ? (base - first_) * group_ : 0; }
+  // How many positions of the chunk each of `count` rows from `row` sees.
+  void valid(int base, int row, int count, int* valid) const {
+    for (int r = 0; r < count; ++r) {
+      const int seen = first_ - base + (row + r) / group_ + 1;
+      valid[r] = seen < kChunk ? seen : kChunk;
+    }
+  }
+
+  // Calls use(query, row) for each row, with its query.
+  template <class Use>
+  void queries(int kv_head, Use use) const {
+    int row = 0;
+    for (int i = 0; i < count_; ++i)
+      for (int token = slices_[i].row_begin; token < slices_[i].row_end; ++token) {
+        const float* q = args_.q + query_offset(args_, token, kv_head * group_);
+        for (int g = 0; g < group_; ++g, q += args_.head_dim) use(q, row++);
+      }
+  }
+
+  // Partials of the first slice's rows for one chunk, row after row.
+  float* partials(int kv_head, int chunk) const { return partials(*slices_, kv_head, chunk); }
+
+  // Partials of rows row .. row + count go from `source` to where their slices have them.
+  void scatter(int kv_head, int chunk, int row, int count, const float* source) const {
+    const int stride = partial_stride(args_.head_dim);
+    for (int i = 0, begin = 0; i < count_ && begin < row + count; ++i) {
+      const int end = begin + rows_of(slices_[i]);
+      const int from = begin > row ? begin : row, to = end < row + count ? end : row + count;
+      if (from < to)
+        std::memcpy(partials(slices_[i], kv_head, chunk) + (from - begin) * stride,
+                    source + (from - row) * stride, (to - from) * stride * sizeof(float));
+      begin = end;
+    }
+  }
+  bool scattered() const { return count_ > 1; }
+
+ private:
+  int rows_of(const AttentionSlice& slice) const {
+    return (slice.row_end - slice.row_begin) * group_;
+  }
+  float* partials(const AttentionSlice& slice, int kv_head, int chunk) const {
+    return slice_partials(args_, slice, kv_head) +
+           static_cast<std::int64_t>(chunk) * rows_of(slice) * partial_stride(args_.head_dim);
+  }
+
+  const AttentionArgs& args_;
+  const AttentionSlice* slices_;
+  const int count_, group_;
+  int rows_ = 0, first_, last_;
 };
 
 // With few rows the time goes into reading the cache. Fetches V while K is used, and then
@@ -239,90 +322,65 @@ static void chunk_rows_of(int rows, const float* queries, int dim, const ChunkVi
   chunk_rows<R>(queries, dim, view, valid, prefetch, scores, target);
 }
 
-// queries[i] = scale * log2(e) * q of the unit's rows, in order of (token, head of the group).
-static void load_queries(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
-                         float* queries) {
-  const int width = args.heads / args.kv_heads * args.head_dim;
-  const V16 scale = vset1(args.scale * kLog2E);
-  for (int row = unit.row_begin; row < unit.row_end; ++row) {
-    const float* q = args.q + query_offset(args, row, kv_head);
-    for (int d = 0; d < width; d += kLanes) vstore(queries + d, vmul(vload(q + d), scale));
-    queries += width;
-  }
-}
-
-static void finish_unit(const AttentionArgs& args, int kv_head, int row_begin, int row_end,
-                        const float* state) {
-  const int group = args.heads / args.kv_heads, dim = args.head_dim;
-  for (int row = row_begin; row < row_end; ++row)
-    for (int g = 0; g < group; ++g, state += partial_stride(dim))
+// All heads of a slice's group: one row of `state` each.
+static void finish_slice(const AttentionArgs& args, const AttentionSlice& slice, int kv_head,
+                         const float* state) {
+  const int group = args.heads / args.kv_heads;
+  for (int row = slice.row_begin; row < slice.row_end; ++row)
+    for (int g = 0; g < group; ++g, state += partial_stride(args.head_dim))
       finish_row(args, state, row, kv_head * group + g);
 }
 
-// Partials of all rows of the unit for one chunk, where chunks are merged by merge_unit.
-static inline float* partials(const AttentionArgs& args, const AttentionUnit& unit, int chunk) {
-  const std::int64_t rows =
-      static_cast<std::int64_t>(unit.row_end - unit.row_begin) * (args.heads / args.kv_heads);
-  return args.workspace + unit.partial + chunk * rows * partial_stride(args.head_dim);
-}
-
-// How many positions of a chunk each of `count` rows from `row` sees; `offset` is the
-// position of the unit's first token relative to the chunk.
-static inline void valid_positions(int offset, int row, int count, int group, int* valid) {
-  for (int r = 0; r < count; ++r) {
-    const int seen = offset + (row + r) / group + 1;
-    valid[r] = seen < kChunk ? seen : kChunk;
-  }
-}
-
-static void attend_head(const AttentionArgs& args, const AttentionUnit& unit, int kv_head,
-                        void* memory) {
-  const int group = args.heads / args.kv_heads, dim = args.head_dim;
-  const int rows = (unit.row_end - unit.row_begin) * group, stride = partial_stride(dim);
-  const int first = args.positions[unit.row_begin], last = args.positions[unit.row_end - 1];
-  const UnitScratch scratch(memory, rows, dim);
-  const PageReader pages(args, unit.sequence, kv_head);
-  load_queries(args, unit, kv_head, scratch.queries);
+static void attend_head(const AttentionArgs& args, const AttentionUnit& unit,
+                        const AttentionSlice* slices, int kv_head, void* memory) {
+  const UnitRows rows(args, unit, slices);
+  const int dim = args.head_dim, stride = partial_stride(dim);
+  const UnitScratch scratch(memory, rows.rows(), dim);
+  const PageReader pages(args, rows.sequence(), kv_head);
+  const V16 scale = vset1(args.scale * kLog2E);
+  rows.queries(kv_head, [&](const float* q, int row) {
+    for (int d = 0; d < dim; d += kLanes)
+      vstore(scratch.queries + row * dim + d, vmul(vload(q + d), scale));
+  });
   for (int chunk = unit.chunk_begin; chunk < unit.chunk_end; ++chunk) {
     const int base = chunk * kChunk;
-    const int wanted = last + 1 - base < kChunk ? last + 1 - base : kChunk;
-    const ChunkView view = pages.view(base, wanted, scratch.pages);
-    const Prefetch prefetch(unit, pages, kv_head, chunk, rows);
+    const ChunkView view = pages.view(base, rows.seen(base), scratch.pages);
+    const Prefetch prefetch(unit, pages, kv_head, chunk, rows.rows());
     prefetch.values();
-    const bool merge = unit.partial < 0 && chunk > 0;
-    float* target = unit.partial < 0 ? scratch.state : partials(args, unit, chunk);
-    // Rows before the chunk have no part in it.
-    for (int row = base > first ? (base - first) * group : 0; row < rows; row += kRowBlock) {
-      const int count = rows - row < kRowBlock ? rows - row : kRowBlock;
+    const bool merge = rows.whole() && chunk > 0, aside = merge || rows.scattered();
+    float* target = rows.whole() ? scratch.state : rows.partials(kv_head, chunk);
+    for (int row = rows.first_row(base); row < rows.rows(); row += kRowBlock) {
+      const int count = rows.rows() - row < kRowBlock ? rows.rows() - row : kRowBlock;
       int valid[kRowBlock];
-      valid_positions(first - base, row, count, group, valid);
+      rows.valid(base, row, count, valid);
       chunk_rows_of(count, scratch.queries + row * dim, dim, view, valid, prefetch, scratch.scores,
-                    merge ? scratch.partial : target + row * stride);
+                    aside ? scratch.partial : target + row * stride);
       for (int r = 0; merge && r < count; ++r)
         merge_partial(scratch.state + (row + r) * stride, scratch.partial + r * stride, dim);
+      if (rows.scattered()) rows.scatter(kv_head, chunk, row, count, scratch.partial);
     }
   }
-  if (unit.partial < 0)
-    finish_unit(args, kv_head, unit.row_begin, unit.row_end, scratch.state);
+  if (rows.whole()) finish_slice(args, rows.slice(), kv_head, scratch.state);
 }
 
 static void attention_unit(const AttentionArgs& args, const AttentionUnit& unit,
-                           void* memory) {
+                           const AttentionSlice* slices, void* memory) {
   for (int head = unit.head_begin; head < unit.head_end; ++head)
-    attend_head(args, unit, head, memory);
+    attend_head(args, unit, slices, head, memory);
 }
 
 static void merge_unit(const AttentionArgs& args, const AttentionMerge& merge, void*) {
+  const AttentionSlice& slice = merge.slice;
   const int group = args.heads / args.kv_heads, dim = args.head_dim;
-  const int rows = (merge.row_end - merge.row_begin) * group, stride = partial_stride(dim);
-  float* state = args.workspace + merge.partial;
+  const int rows = (slice.row_end - slice.row_begin) * group, stride = partial_stride(dim);
+  float* state = slice_partials(args, slice, merge.kv_head);
   for (int row = 0; row < rows; ++row) {
-    const int chunks = args.positions[merge.row_begin + row / group] / kChunk + 1;
+    const int chunks = args.positions[slice.row_begin + row / group] / kChunk + 1;
     for (int chunk = 1; chunk < chunks; ++chunk)
       merge_partial(state + row * stride,
                     state + (static_cast<std::int64_t>(chunk) * rows + row) * stride, dim);
   }
-  finish_unit(args, merge.kv_head, merge.row_begin, merge.row_end, state);
+  finish_slice(args, slice, merge.kv_head, state);
 }
 
 }  // namespace trimaran::TRIMARAN_TIER

@@ -163,7 +163,7 @@ void Executor::prepare_step(const Step& step) {
   Instruction shape(Op::kAttention);
   shape.attention = program_->cache_shape();
   shape.attention.layer = 0;
-  plan_attention(attention_args(shape), pool_->size(), attention_plan_);
+  plan_attention(attention_args(shape), pool_->size(), group_prefixes_, attention_plan_);
   const std::size_t workspace = attention_plan_.workspace_floats * sizeof(float);
   if (workspace_.size() < workspace) workspace_ = Memory(workspace + workspace / 2);
   for (std::size_t i = 0; i < phases_.size(); ++i) progress_[i].next = progress_[i].done = 0;
@@ -242,7 +242,8 @@ void Executor::run_unit(const Phase& phase, int unit, int thread) {
       break;
     case Kind::kAttention:
       tier_.attention_unit(attention_args(program_->instructions()[phase.begin]),
-                           attention_plan_.units[unit], scratch_[thread].as<void>());
+                           attention_plan_.units[unit], attention_plan_.slices.data(),
+                           scratch_[thread].as<void>());
       break;
     case Kind::kMerges:
       tier_.merge_unit(attention_args(program_->instructions()[phase.begin]),

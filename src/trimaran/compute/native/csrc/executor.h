@@ -46,6 +46,9 @@ class Executor {
 
   // Seconds that thread 0 spent in each phase since timing was switched on, with names.
   void time_phases(bool on);
+  // Whether attention reads pages that several sequences of a step hold once for all of
+  // them; it does from the start. Changes no result.
+  void group_prefixes(bool on) { group_prefixes_ = on; }
   std::vector<std::pair<std::string, double>> phase_seconds() const;
 
   // For others' work between steps, by the thread that runs them.
@@ -113,6 +116,7 @@ class Executor {
 
   Step step_;
   AttentionPlan attention_plan_;
+  bool group_prefixes_ = true;
   std::unique_ptr<Progress[]> progress_;  // one a phase
   std::atomic<bool> failed_{false};
   std::mutex error_mutex_;

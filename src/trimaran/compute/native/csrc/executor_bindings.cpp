@@ -132,6 +132,8 @@ void bind_executor(nb::module_& module) {
       .def("run", &StepRunner::run, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "slots"_a.noconvert(), "row_starts"_a.noconvert(), "contexts"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "copies"_a.noconvert())
+      .def("group_prefixes",
+           [](StepRunner& self, bool on) { self.executor().group_prefixes(on); }, "on"_a)
       .def("time_phases",
            [](StepRunner& self, bool on) { self.executor().time_phases(on); }, "on"_a)
       .def("phase_seconds",

@@ -33,7 +33,8 @@ struct Tier {
   // The values of one output's weights, as dequantize_output gives them.
   void (*weights_of)(const LinearView& weight, int output, float* values);
   void (*write_kv)(const AttentionArgs& args, int row_begin, int row_end);
-  void (*attention_unit)(const AttentionArgs& args, const AttentionUnit& unit, void* scratch);
+  void (*attention_unit)(const AttentionArgs& args, const AttentionUnit& unit,
+                         const AttentionSlice* slices, void* scratch);
   void (*merge_unit)(const AttentionArgs& args, const AttentionMerge& merge, void* scratch);
   const SamplerKernels* sampler;
 
