@@ -1,12 +1,13 @@
 // Attention on AMX tiles: bf16 products, float32 sums, the structure of attention_kernels.h.
 //
-// Queries and weights are split into two bf16 planes, x = high + low, which keeps 16 bits
-// of their mantissa: close to the float32 kernels at twice the tile products, which are
-// not what this kernel waits for. A tile product adds 32 elements of K (or 32 positions
-// of V) to each sum in an order that does not depend on the number of rows.
+// Queries are split into two bf16 planes, x = high + low, which keeps 16 bits of their
+// mantissa. Weights are rounded to one plane, and their sum is that of the rounded ones: what
+// that costs is less than what rounding V does. A tile product adds 32 elements of K (or 32
+// positions of V) to each sum in an order that does not depend on the number of rows.
 //
 //   tiles   0-3  sums     [rows][16] float32
-//           4 5  queries or weights [rows][32] bf16: both planes, or a plane of two row blocks
+//           4 5  queries [rows][32] bf16: both planes, or a plane of two row blocks;
+//                weights of two row blocks, or of one for 32 positions and the next 32
 //           6 7  K: 32 elements x 16 positions, or V: 32 positions x 16 elements
 #pragma once
 
@@ -19,16 +20,9 @@ namespace trimaran::TRIMARAN_TIER {
 constexpr int kTileRows = 16;
 constexpr int kTileDepth = 32;                      // bf16 elements in a row of an operand
 
-// Weights take the place of their scores: 32 floats become 32 elements of the high plane
-// and 32 of the low one.
-constexpr int kPlaneStride = 2 * kScoreStride;  // bf16 elements from row to row
-constexpr int kPlaneStep = 2 * kTileDepth;      // from 32 positions to the next 32
-constexpr int kLowPlane = kTileDepth;           // from the high plane to the low one
-
-// Indices of the upper halves of 32 floats in two vectors.
-alignas(64) constexpr std::uint16_t kUpperHalves[32] = {
-    1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-    33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+// Weights take the place of their scores: 32 in bf16 that of the first 16 of 32 floats.
+constexpr int kWeightStride = 2 * kScoreStride;  // bf16 elements from row to row
+constexpr int kWeightStep = 2 * kTileDepth;      // from 32 positions to the next 32
 
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
@@ -157,14 +151,14 @@ static inline void score_single(const std::uint16_t* queries, int depth, const T
     _tile_loadd(6, k[0] + line, k_stride);
     _tile_loadd(7, k[1] + line, k_stride);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(0, 5, 6);
+    _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(1, 5, 7);
     _tile_loadd(6, k[2] + line, k_stride);
     _tile_loadd(7, k[3] + line, k_stride);
     _tile_dpbf16ps(2, 4, 6);
-    _tile_dpbf16ps(3, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 4, 7);
     _tile_dpbf16ps(3, 5, 7);
   }
   float* target = scores + subtile * kLanes;
@@ -193,8 +187,8 @@ static inline void score_double(const std::uint16_t* queries, int depth, const T
       _tile_loadd(4, queries + plane * depth + d, q_stride);
       _tile_loadd(5, below + plane * depth + d, q_stride);
       _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
   }
@@ -208,11 +202,10 @@ static inline void score_double(const std::uint16_t* queries, int depth, const T
 
 // acc of 16 rows (or fewer), N tiles of elements from `column`; N is 1 or 4.
 template <int N>
-static inline void weigh_single(const std::uint16_t* high, const TileView& view, int steps,
+static inline void weigh_single(const std::uint16_t* weights, const TileView& view, int steps,
                                 int dim, int column, float* acc, int acc_stride) {
-  constexpr int w_stride = kPlaneStride * sizeof(std::uint16_t);
+  constexpr int w_stride = kWeightStride * sizeof(std::uint16_t);
   const int v_stride = 2 * dim * static_cast<int>(sizeof(std::uint16_t));
-  const std::uint16_t* low = high + kLowPlane;
   _tile_zero(0);
   if constexpr (N == 4) {
     _tile_zero(1);
@@ -221,21 +214,16 @@ static inline void weigh_single(const std::uint16_t* high, const TileView& view,
   }
   for (int step = 0; step < steps; ++step) {
     const std::uint16_t* v = view.v[step] + 2 * column;
-    _tile_loadd(4, high + step * kPlaneStep, w_stride);
-    _tile_loadd(5, low + step * kPlaneStep, w_stride);
+    _tile_loadd(4, weights + step * kWeightStep, w_stride);
     _tile_loadd(6, v, v_stride);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(0, 5, 6);
     if constexpr (N == 4) {
       _tile_loadd(7, v + 2 * kLanes, v_stride);
       _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(1, 5, 7);
       _tile_loadd(6, v + 4 * kLanes, v_stride);
       _tile_dpbf16ps(2, 4, 6);
-      _tile_dpbf16ps(2, 5, 6);
       _tile_loadd(7, v + 6 * kLanes, v_stride);
       _tile_dpbf16ps(3, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
     }
   }
   const int stride = acc_stride * static_cast<int>(sizeof(float));
@@ -248,9 +236,9 @@ static inline void weigh_single(const std::uint16_t* high, const TileView& view,
 }
 
 // acc of 32 rows, two tiles of elements from `column`.
-static inline void weigh_double(const std::uint16_t* high, const TileView& view, int steps,
+static inline void weigh_double(const std::uint16_t* weights, const TileView& view, int steps,
                                 int dim, int column, float* acc, int acc_stride) {
-  constexpr int w_stride = kPlaneStride * sizeof(std::uint16_t);
+  constexpr int w_stride = kWeightStride * sizeof(std::uint16_t);
   const int v_stride = 2 * dim * static_cast<int>(sizeof(std::uint16_t));
   _tile_zero(0);
   _tile_zero(1);
@@ -258,17 +246,15 @@ static inline void weigh_double(const std::uint16_t* high, const TileView& view,
   _tile_zero(3);
   for (int step = 0; step < steps; ++step) {
     const std::uint16_t* v = view.v[step] + 2 * column;
-    const std::uint16_t* w = high + step * kPlaneStep;
+    const std::uint16_t* w = weights + step * kWeightStep;
+    _tile_loadd(4, w, w_stride);
+    _tile_loadd(5, w + kTileRows * kWeightStride, w_stride);
     _tile_loadd(6, v, v_stride);
     _tile_loadd(7, v + 2 * kLanes, v_stride);
-    for (int plane = 0; plane < 2; ++plane, w += kLowPlane) {
-      _tile_loadd(4, w, w_stride);
-      _tile_loadd(5, w + kTileRows * kPlaneStride, w_stride);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
   }
   const int stride = acc_stride * static_cast<int>(sizeof(float));
   float* below = acc + kTileRows * acc_stride;
@@ -278,41 +264,24 @@ static inline void weigh_double(const std::uint16_t* high, const TileView& view,
   _tile_stored(3, below + column + kLanes, stride);
 }
 
-// 2^x on [0, 1), fitted for the least relative error: 2^-18.4, below what two planes keep.
-constexpr float kCoarseExp2[5] = {1.0f, 0.693044841f, 0.241280198f, 0.0522424728f,
-                                  0.0134266838f};
+// 2^x on [0, 1), fitted for the least relative error: 2^-13.7, where bf16 has 2^-9.
+constexpr float kCoarseExp2[4] = {0.999925256f, 0.695833445f, 0.226067215f, 0.0780245811f};
 
 // 2^x for x <= 0; 0 where `keep` has no bit.
 static inline __m512 exp2_weights(__mmask16 keep, __m512 x) {
   const __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  __m512 p = _mm512_set1_ps(kCoarseExp2[4]);
-  for (int i = 3; i >= 0; --i) p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(kCoarseExp2[i]));
+  __m512 p = _mm512_set1_ps(kCoarseExp2[3]);
+  for (int i = 2; i >= 0; --i) p = _mm512_fmadd_ps(p, part, _mm512_set1_ps(kCoarseExp2[i]));
   return _mm512_maskz_scalef_ps(keep, p, x);  // by 2 to the floor of x
-}
-
-// Two vectors of weights to both planes. The high plane is cut off, the low one rounded.
-static inline void store_planes(__m512 first, __m512 second, float* planes) {
-  const __m512i uppers = _mm512_load_si512(kUpperHalves);
-  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  const __m512i half = _mm512_set1_epi32(0x8000);
-  const __m512i a = _mm512_castps_si512(first), b = _mm512_castps_si512(second);
-  const __m512 a_cut = _mm512_castsi512_ps(_mm512_and_si512(a, mask));
-  const __m512 b_cut = _mm512_castsi512_ps(_mm512_and_si512(b, mask));
-  const __m512i a_rest = _mm512_castps_si512(_mm512_sub_ps(first, a_cut));
-  const __m512i b_rest = _mm512_castps_si512(_mm512_sub_ps(second, b_cut));
-  _mm512_store_si512(planes, _mm512_permutex2var_epi16(a, uppers, b));
-  _mm512_store_si512(planes + kLanes,
-                     _mm512_permutex2var_epi16(_mm512_add_epi32(a_rest, half), uppers,
-                                               _mm512_add_epi32(b_rest, half)));
 }
 
 static inline __mmask16 first_lanes(int count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
 
-// Scores of one row (to base 2) become weights, in two planes; the first `valid` positions
-// (>= 1) count, the others up to `padded` weigh 0. `stats`: the maximum and the sum.
-static inline void softmax_planes(float* scores, int padded, int valid, float* stats) {
+// Scores of one row (to base 2) become weights; the first `valid` positions (>= 1) count,
+// the others up to `padded` weigh 0. `stats`: the maximum and the sum.
+static inline void softmax_tiles(float* scores, int padded, int valid, float* stats) {
   const __m512 none = _mm512_set1_ps(-__builtin_inff());
   const int whole = valid / kTileDepth * kTileDepth;
   const __mmask16 rest = first_lanes(valid - whole);
@@ -326,14 +295,16 @@ static inline void softmax_planes(float* scores, int padded, int valid, float* s
   }
   stats[0] = vhmax({_mm512_max_ps(top, other)});
   const __m512 peak = _mm512_set1_ps(stats[0]);
+  const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
   __m512 sum = _mm512_setzero_ps();
   int i = 0;
   const auto weigh = [&](__mmask16 keep_first, __m512 first, __mmask16 keep_second,
                          __m512 second) {
     first = exp2_weights(keep_first, _mm512_sub_ps(first, peak));
     second = exp2_weights(keep_second, _mm512_sub_ps(second, peak));
-    store_planes(first, second, scores + i);
-    sum = _mm512_add_ps(_mm512_add_ps(sum, first), second);
+    const __m512bh weights = _mm512_cvtne2ps_pbh(second, first);
+    _mm512_store_si512(scores + i, (__m512i)weights);
+    sum = _mm512_dpbf16_ps(sum, weights, ones);
   };
   for (; i < whole; i += kTileDepth)
     weigh(0xffff, _mm512_load_ps(scores + i), 0xffff, _mm512_load_ps(scores + i + kLanes));
@@ -341,10 +312,7 @@ static inline void softmax_planes(float* scores, int padded, int valid, float* s
     weigh(rest, last, more, after);
     i += kTileDepth;
   }
-  for (; i < padded; i += kTileDepth) {
-    _mm512_store_ps(scores + i, _mm512_setzero_ps());
-    _mm512_store_ps(scores + i + kLanes, _mm512_setzero_ps());
-  }
+  for (; i < padded; i += kTileDepth) _mm512_store_ps(scores + i, _mm512_setzero_ps());
   stats[1] = vhsum({sum});
 }
 
@@ -372,7 +340,7 @@ static void weigh_tiles(const std::uint16_t* weights, int count, int dim, const 
     weigh_single<4>(weights, view, steps, dim, column, acc, stride);
   for (; column < dim; column += kLanes)
     for (int top = 0; top < count; top += kTileRows)
-      weigh_single<1>(weights + top * kPlaneStride, view, steps, dim, column,
+      weigh_single<1>(weights + top * kWeightStride, view, steps, dim, column,
                       acc + top * stride, stride);
 }
 
@@ -407,7 +375,7 @@ static void attend_head_amx(const AttentionArgs& args, const AttentionUnit& unit
                   scratch.scores);
       float* target = aside ? scratch.partial : all + row * stride;
       for (int r = 0; r < count; ++r)
-        softmax_planes(scratch.scores + r * kScoreStride, steps * kTileDepth, valid[r],
+        softmax_tiles(scratch.scores + r * kScoreStride, steps * kTileDepth, valid[r],
                        target + r * stride + dim);
       weigh_tiles(weights, count, dim, view, steps, target);
       for (int r = 0; merge && r < count; ++r)
