@@ -30,6 +30,8 @@ def test_overrun() -> None:
                    np.empty_like(rows), None)
 """
 
+CAPTURE = "--capture=sys"  # the sanitizers write to the file itself, and then end the process
+
 pytestmark = [pytest.mark.sanitizers, pytest.mark.timeout(3600)]
 
 
@@ -72,7 +74,7 @@ def run(extension: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
     }
     return subprocess.run(
-        [sys.executable, "tests/sanitizers/kernel_tests.py", str(extension), *arguments],
+        [sys.executable, "tests/sanitizers/kernel_tests.py", str(extension), *arguments, CAPTURE],
         cwd=ROOT,
         env=environment,
         capture_output=True,
