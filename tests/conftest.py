@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trimaran.engine import factory
 from trimaran.models.store import DEFAULT_MODEL, resolve
 
 
@@ -13,3 +14,9 @@ from trimaran.models.store import DEFAULT_MODEL, resolve
 def smollm2_path() -> Path:
     """The default model's GGUF file, fetched once and then cached as it is for users."""
     return resolve(DEFAULT_MODEL)
+
+
+@pytest.fixture(autouse=True)
+def no_builds_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow starts of tests leave no builds in the user's cache."""
+    monkeypatch.setattr(factory, "SLOW_SECONDS", float("inf"))
