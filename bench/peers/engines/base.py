@@ -25,13 +25,11 @@ class Settings(NamedTuple):
     Attributes:
         sequences: requests that may run at once.
         context: tokens of the longest sequence.
-        kv_tokens: tokens that the KV cache has to hold.
         threads: compute threads.
     """
 
     sequences: int
     context: int
-    kv_tokens: int
     threads: int
 
 
