@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from support.command_line import run
 
 from trimaran import __version__
@@ -54,3 +55,31 @@ def test_engine_options_without_a_model_are_refused() -> None:
     done = run("info", "--isa", "portable")
     assert done.returncode == 2
     assert "add --model" in done.stderr
+
+
+def test_calibration_of_the_machine_and_of_a_model(smollm2_path: Path) -> None:
+    options = ("--kv-cache-bytes", "64MiB", "--max-model-len", "512")
+    done = run("info", "--calibrate", "--json", "--model", str(smollm2_path), *options)
+    assert done.returncode == 0, done.stderr
+    about = json.loads(done.stdout)
+    backend = about["model"]["backend"]
+    reads = about["calibration"]["reads"]
+    assert backend["weight_bytes"] in {reading["bytes"] for reading in reads}
+    assert {peak["isa"] for peak in about["calibration"]["peaks"]} == set(available_isas())
+    found = about["model"]["limits"]
+    assert found["context"] == 512
+    assert found["decode_tokens_per_second"] == pytest.approx(
+        found["bandwidth"] * 1e9 / backend["weight_bytes"]
+    )
+    # 30 layers of 3 heads of keys and values each: 106 million weights outside the head.
+    assert backend["linear_parameters"] == 106_168_320
+    assert found["prefill_tokens_per_second"] > found["decode_tokens_per_second"]
+
+
+def test_calibration_as_text(tiny: list[str]) -> None:
+    done = run("info", "--calibrate", *tiny)
+    assert done.returncode == 0, done.stderr
+    threads = len(os.sched_getaffinity(0))
+    assert f"read 8 MiB, {threads} thread" in done.stdout
+    assert "portable f32, 1 thread " in done.stdout
+    assert "limits of this model" not in done.stdout  # the reference back end packs nothing

@@ -6,11 +6,13 @@ import argparse
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from trimaran import __version__
+from trimaran.cli.calibration import lines, measure, model_limits
 from trimaran.cli.loading import add_model_flags, load_llm, send_log_to_terminal
 from trimaran.cli.options import engine_options
 from trimaran.cli.parser import EXIT_CODES, Parser
@@ -23,10 +25,13 @@ EPILOG = f"""\
 examples:
   trimaran info
   trimaran info --model smollm2-135m --weights int8
+  trimaran info --calibrate
+  trimaran info --calibrate --model smollm2-135m
   trimaran info --json
 
 With a model it is loaded as the other commands would load it, and its back end, kernels and
-sizes are told as well.
+sizes are told as well. With --calibrate the memory's read bandwidth and the peak of each
+instruction set are measured, for some seconds; with a model too, what they allow it at most.
 
 {EXIT_CODES}"""
 
@@ -38,6 +43,9 @@ def make_parser() -> Parser:
         epilog=EPILOG,
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure the machine's bandwidth and peaks"
+    )
     add_model_flags(parser, default=None)
     return parser
 
@@ -61,11 +69,21 @@ def run(args: argparse.Namespace) -> int:
                 "max_model_len": llm.max_model_len,
                 "backend": llm.describe(),
             }
-    if args.json:
-        print(json.dumps(about, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(_lines(about)))
+    text = list(_lines(about))
+    if args.calibrate:
+        text += _calibrate(about)
+    print(json.dumps(about, indent=2, ensure_ascii=False) if args.json else "\n".join(text))
     return 0
+
+
+def _calibrate(about: dict[str, Any]) -> list[str]:
+    """Adds what is measured to `about`; the lines that say it."""
+    calibration = measure(about)
+    about["calibration"] = calibration.to_json()
+    limits = model_limits(calibration, about["model"]) if "model" in about else None
+    if limits is not None:
+        about["model"]["limits"] = asdict(limits)
+    return list(lines(calibration, limits))
 
 
 def about_machine() -> dict[str, Any]:

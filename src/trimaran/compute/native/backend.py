@@ -65,6 +65,11 @@ class NativeBackend:
         self._config = model.config
         self._executor: _native.Executor | None = self._start(model, max_rows)
         self._formats = Counter(matrix.format for matrix in model.matrices.values())
+        self._linear_parameters = sum(
+            matrix.outputs * matrix.inputs
+            for matrix in model.matrices.values()
+            if matrix.outputs != model.config.vocab_size  # only rows that sample have logits
+        )
         self.sampler = NativeSampler(self._isa, self._executor.pool)
 
     def _start(self, built: BuiltModel, max_rows: int) -> _native.Executor:
@@ -95,6 +100,7 @@ class NativeBackend:
             "kv": "bf16",
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "weight_bytes": self._weight_bytes,
+            "linear_parameters": self._linear_parameters,
             "activation_bytes": executor.activation_bytes if executor else 0,
             "kv_cache_bytes": executor.cache_bytes if executor else 0,
         }

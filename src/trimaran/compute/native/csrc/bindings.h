@@ -9,6 +9,7 @@ void bind_artifact(nanobind::module_& module);
 void bind_attention(nanobind::module_& module);
 void bind_executor(nanobind::module_& module);
 void bind_linear(nanobind::module_& module);
+void bind_probe(nanobind::module_& module);
 void bind_rows(nanobind::module_& module);
 void bind_sampler(nanobind::module_& module);
 

@@ -24,6 +24,7 @@ NB_MODULE(_native, module) {
   bind_attention(module);
   bind_executor(module);
   bind_linear(module);
+  bind_probe(module);
   bind_rows(module);
   bind_sampler(module);
 }
