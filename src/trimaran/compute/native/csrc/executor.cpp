@@ -14,6 +14,11 @@ namespace {
 constexpr int kRowsInHand = 8;      // that a chain of row instructions keeps in the cache
 constexpr int kUnitsPerThread = 6;  // of a linear phase: enough to even out, at least
 constexpr int kSpareLogitRows = 256;
+// With so few rows the time goes into reading weights, and a thread that waits for the others
+// begins with the next ones.
+constexpr int kFetchRows = 16;
+constexpr std::size_t kFetchBytes = 32 << 10;
+constexpr int kFewUnitsPerThread = 3;  // then: longer streams
 
 double seconds_since_start() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
@@ -166,7 +171,7 @@ void Executor::prepare_step(const Step& step) {
   plan_attention(attention_args(shape), pool_->size(), group_prefixes_, attention_plan_);
   const std::size_t workspace = attention_plan_.workspace_floats * sizeof(float);
   if (workspace_.size() < workspace) workspace_ = Memory(workspace + workspace / 2);
-  for (std::size_t i = 0; i < phases_.size(); ++i) progress_[i].next = progress_[i].done = 0;
+  for (std::size_t i = 0; i < phases_.size(); ++i) progress_[i].reset(units(phases_[i]));
   failed_ = false;
 }
 
@@ -178,9 +183,7 @@ void Executor::work(int thread) {
     Progress& progress = progress_[i];
     const int count = units(phases_[i]);
     const auto unfinished = [&] { return progress.done.load(std::memory_order_acquire) < count; };
-    while (unfinished() && progress.next.load(std::memory_order_relaxed) < count) {
-      const int unit = progress.next++;
-      if (unit >= count) break;
+    for (int unit; unfinished() && (unit = progress.take(thread)) >= 0;) {
       try {
         if (!failed_) run_unit(phases_[i], unit, thread);
       } catch (...) {
@@ -191,6 +194,7 @@ void Executor::work(int thread) {
       if (thread > 0) return;
       turn.give_way();
     }
+    if (phases_[i].kind == Kind::kLinear) fetch_ahead(i, thread);
     if (thread == 0)
       spin_while(unfinished);
     else if (!spin_briefly(unfinished))
@@ -199,6 +203,40 @@ void Executor::work(int thread) {
       const double now = seconds_since_start();
       seconds_[i] += now - last;
       last = now;
+    }
+  }
+}
+
+int Executor::Progress::take(int thread) {
+  std::uint64_t seen = left.load(std::memory_order_relaxed);
+  for (;;) {
+    const auto begin = static_cast<std::uint32_t>(seen), end = static_cast<std::uint32_t>(seen >> 32);
+    if (begin >= end) return -1;
+    const std::uint64_t rest = thread % 2 == 0
+                                   ? seen + 1
+                                   : seen - (std::uint64_t{1} << 32);
+    if (left.compare_exchange_weak(seen, rest, std::memory_order_relaxed))
+      return static_cast<int>(thread % 2 == 0 ? begin : end - 1);
+  }
+}
+
+void Executor::fetch_ahead(std::size_t phase, int thread) const {
+  std::size_t next = phase + 1;
+  while (next < phases_.size() && phases_[next].kind != Kind::kLinear) ++next;
+  if (next == phases_.size() || rows_of(phases_[next].space) > kFetchRows) return;
+  const Instruction& op = program_->instructions()[phases_[next].begin];
+  const LinearGrid grid = linear_grid(phases_[next]);
+  int block = thread % 2 == 0 ? 0 : (grid.block_chunks - 1) * grid.blocks;
+  for (const LinearPart& part : op.parts) {
+    const LinearView& view = part.weight->view();
+    if (op.gated || block < view.blocks()) {
+      const std::uint8_t* data = view.data + static_cast<std::size_t>(block) * view.block_bytes;
+      const std::size_t rest = (view.blocks() - static_cast<std::size_t>(block)) * view.block_bytes;
+      const std::size_t bytes = std::min(rest, kFetchBytes / (op.gated ? 2 : 1));
+      for (std::size_t at = 0; at < bytes; at += 64) __builtin_prefetch(data + at, 0, 2);
+      if (!op.gated) return;
+    } else {
+      block -= view.blocks();
     }
   }
 }
@@ -333,7 +371,8 @@ Executor::LinearGrid Executor::linear_grid(const Phase& phase) const {
   if (op.gated) blocks /= 2;
   LinearGrid grid;
   grid.row_chunks = (rows_of(phase.space) + kTaskRows - 1) / kTaskRows;
-  const int wanted = kUnitsPerThread * pool_->size();
+  const int share = rows_of(phase.space) > kFetchRows ? kUnitsPerThread : kFewUnitsPerThread;
+  const int wanted = share * pool_->size();
   const int chunks = pool_->size() == 1 || grid.row_chunks == 0
                          ? 1
                          : (wanted + grid.row_chunks - 1) / grid.row_chunks;

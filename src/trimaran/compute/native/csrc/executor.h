@@ -66,7 +66,16 @@ class Executor {
   };
   // How far a phase is in this step.
   struct alignas(64) Progress {
-    std::atomic<int> next{0}, done{0};
+    std::atomic<std::uint64_t> left{0};  // units that nobody has: end << 32 | begin
+    std::atomic<int> done{0};
+
+    void reset(int units) {
+      left = static_cast<std::uint64_t>(units) << 32;
+      done = 0;
+    }
+    // The next unit for a thread, or -1. Threads of even number take the first and the others
+    // the last, so that two stream through the weights apart, and know where they will begin.
+    int take(int thread);
   };
   // How a linear phase is cut.
   struct LinearGrid {
@@ -87,6 +96,8 @@ class Executor {
   LinearGrid linear_grid(const Phase& phase) const;
   void run_linear(const Phase& phase, int unit, int thread);
   LinearTask task_of(const LinearPart& part) const;
+  // Starts fetching the weights that a thread reads next, in the phases after `phase`.
+  void fetch_ahead(std::size_t phase, int thread) const;
   AttentionArgs attention_args(const Instruction& instruction) const;
   float* row_of(int buffer, int row) const {
     return buffers_[buffer] + static_cast<std::size_t>(row) * program_->buffers()[buffer].stride;

@@ -22,9 +22,9 @@ float scale_at(const LinearView& weight, const std::uint8_t* table, int index) {
 }  // namespace
 
 std::size_t linear_scratch_bytes() {
-  // TileScratch in linear_amx.h: two slabs of weights, sums and gates, and what waits.
+  // TileScratch in linear_amx.h: two slabs of weights, and sums that wait.
   const std::size_t tile = 1024, slab = 48 * 2 * tile, rows = kTaskRows / 32;
-  return 2 * slab + 8 * tile + 8 * rows * 4 * tile;
+  return 2 * slab + 8 * rows * 4 * tile;
 }
 
 float f16_to_f32(std::uint16_t half) {

@@ -32,10 +32,11 @@ struct alignas(64) TileShapes {
   std::uint16_t row_bytes[16] = {};
   std::uint8_t rows[16] = {};
 
-  TileShapes() {
+  // C in tiles 0-3 and A in 4 and 5 have `height` rows, B in 6 and 7 a step's 16 pairs.
+  explicit TileShapes(int height) {
     for (int tile = 0; tile < 8; ++tile) {
       row_bytes[tile] = 64;
-      rows[tile] = kTile;
+      rows[tile] = static_cast<std::uint8_t>(tile < 6 ? height : kTile);
     }
   }
 };
@@ -71,13 +72,12 @@ struct StreamTable {
   // 32 weights in bf16 from words that have the code in the bits of `mask`.
   __attribute__((always_inline)) __m512i weights(__m512i words, __m512i mask) const {
     constexpr int kAndOr = 0xea;  // (a & b) | c
-    const __m512i one = _mm512_set1_epi16(0x3c00), half_unit = _mm512_set1_epi16(4);
+    const __m512i one = _mm512_set1_epi16(0x3c00);
     const __m512i kept = _mm512_set1_epi16(static_cast<short>(0x8fff));
     const __m512i exponent = _mm512_set1_epi16(0x3800);  // 127 - 15, in bf16's place
     const __m512h code = _mm512_castsi512_ph(_mm512_ternarylogic_epi32(words, mask, one, kAndOr));
     const __m512i half = _mm512_castph_si512(_mm512_fmadd_ph(code, slopes, offsets));
-    const __m512i shifted = _mm512_srai_epi16(_mm512_add_epi16(half, half_unit), 3);
-    return _mm512_ternarylogic_epi32(shifted, kept, exponent, kAndOr);
+    return _mm512_ternarylogic_epi32(_mm512_srai_epi16(half, 3), kept, exponent, kAndOr);
   }
 };
 
@@ -122,16 +122,12 @@ struct S8Format {
 // Where the parts of a task's scratch memory lie.
 struct TileScratch {
   std::uint8_t* slabs[2];  // [kSlabSteps][2 blocks][1 KB]; of the first, the ring of few rows
-  float* sums;             // [4][16][16]
-  float* gates;            // [4][16][16]
-  float* waiting;          // [kSlabPairs][kRowPairs][4][16][16]
+  float* waiting;          // sums: [kSlabPairs][kRowPairs][4][16][16], or [4][4][16][16]
 
   explicit TileScratch(void* memory) {
     slabs[0] = static_cast<std::uint8_t*>(memory);
     slabs[1] = slabs[0] + kSlabSteps * 2 * kTileBytes;
-    sums = reinterpret_cast<float*>(slabs[1] + kSlabSteps * 2 * kTileBytes);
-    gates = sums + 4 * kTileFloats;
-    waiting = gates + 4 * kTileFloats;
+    waiting = reinterpret_cast<float*>(slabs[1] + kSlabSteps * 2 * kTileBytes);
   }
 };
 
@@ -193,7 +189,7 @@ class RingUnpacker {
   }
 
  private:
-  static constexpr int kFetchAhead = 2048;
+  static constexpr int kFetchAhead = 8192;
   const BlockOrder& order_;
   const int steps_;
   int left_, step_ = 0, block_ = 0, slot_ = 0;
@@ -223,24 +219,53 @@ __attribute__((always_inline)) static inline void few_rows_step(const std::uint8
   }
 }
 
-// M tiles of rows, the last perhaps of fewer rows.
+template <int M>
+__attribute__((always_inline)) static inline void store_few(float* c) {
+  _tile_stored(0, c, 64);
+  if constexpr (M > 1) _tile_stored(1, c + kTileFloats, 64);
+  if constexpr (M > 2) _tile_stored(2, c + 2 * kTileFloats, 64);
+  if constexpr (M > 3) _tile_stored(3, c + 3 * kTileFloats, 64);
+  tile_fence();
+}
+
+template <int M>
+__attribute__((always_inline)) static inline void zero_few() {
+  _tile_zero(0);
+  if constexpr (M > 1) _tile_zero(1);
+  if constexpr (M > 2) _tile_zero(2);
+  if constexpr (M > 3) _tile_zero(3);
+}
+
+// The last step of block `i` in order, whose sums are in their place in `sums`.
+template <class F, int M>
+static void finish_few(const LinearTask& task, const BlockOrder& order, int i, float* sums) {
+  const int rows = task.row_end - task.row_begin;
+  const float* own = sums + i % 4 * 4 * kTileFloats;
+  const float* gates = task.gate == nullptr ? nullptr : sums + (i + 3) % 4 * 4 * kTileFloats;
+  for (int m = 0; m < M; ++m) {
+    const int left = rows - m * kTile, count = left < kTile ? left : kTile;
+    finish_tile<F>(task, task.row_begin + m * kTile, order.block(i), count,
+                   own + m * kTileFloats, gates == nullptr ? nullptr : gates + m * kTileFloats);
+  }
+}
+
+// M tiles of rows, the last perhaps of fewer rows. A block is finished some steps into the
+// next one, when its sums have long been stored.
 template <class F, int M>
 static void few_rows(const LinearTask& task) {
   const TileScratch scratch(task.scratch);
   const BlockOrder order{task};
-  const int steps = task.weight->steps(), rows = task.row_end - task.row_begin;
+  const int steps = task.weight->steps(), finish_at = steps > 4 ? 4 : steps - 1;
   const std::size_t tile_stride = static_cast<std::size_t>(steps) * kTileBytes;
   const std::uint8_t* a = task.bf16 + activation_bytes(task.row_begin, 0, steps);
   RingUnpacker<F> unpacker(order, steps, scratch.slabs[0]);
   if constexpr (F::unpacks)
     for (int i = 0; i < kAhead; ++i) unpacker.next();
   int slot = 0;
-  for (int i = 0; i < order.count(); ++i) {
+  const int blocks = order.count();
+  for (int i = 0; i < blocks; ++i) {
     const std::uint8_t* data = order.data(i);
-    _tile_zero(0);
-    if constexpr (M > 1) _tile_zero(1);
-    if constexpr (M > 2) _tile_zero(2);
-    if constexpr (M > 3) _tile_zero(3);
+    zero_few<M>();
     for (int step = 0; step < steps; ++step) {
       if constexpr (F::unpacks) {
         unpacker.next();
@@ -254,21 +279,12 @@ static void few_rows(const LinearTask& task) {
           _mm_prefetch(reinterpret_cast<const char*>(b + 4 * kTileBytes + line), _MM_HINT_T0);
         few_rows_step<M>(a + step * kTileBytes, tile_stride, b);
       }
+      if (step == finish_at && i > 0 && !order.is_gate(i - 1))
+        finish_few<F, M>(task, order, i - 1, scratch.waiting);
     }
-    float* c = order.is_gate(i) ? scratch.gates : scratch.sums;
-    _tile_stored(0, c, 64);
-    if constexpr (M > 1) _tile_stored(1, c + kTileFloats, 64);
-    if constexpr (M > 2) _tile_stored(2, c + 2 * kTileFloats, 64);
-    if constexpr (M > 3) _tile_stored(3, c + 3 * kTileFloats, 64);
-    tile_fence();
-    if (order.is_gate(i)) continue;
-    for (int m = 0; m < M; ++m) {
-      const int left = rows - m * kTile, count = left < kTile ? left : kTile;
-      const float* gates = task.gate == nullptr ? nullptr : scratch.gates + m * kTileFloats;
-      finish_tile<F>(task, task.row_begin + m * kTile, order.block(i), count,
-                     scratch.sums + m * kTileFloats, gates);
-    }
+    store_few<M>(scratch.waiting + i % 4 * 4 * kTileFloats);
   }
+  finish_few<F, M>(task, order, blocks - 1, scratch.waiting);
 }
 
 // Two blocks of one slab as the tiles read them, or on their way there.
@@ -302,22 +318,55 @@ class PairUnpacker {
   int left_;
 };
 
+// The last step of 32 rows of two blocks, row by row, beside the product of the next 32.
+template <class F>
+class SquareFinisher {
+ public:
+  explicit SquareFinisher(const LinearTask& task) : task_(task) {}
+
+  void start(int row, int block, const float* sums) {
+    row_ = row;
+    block_ = block;
+    sums_ = sums;
+    done_ = 0;
+    const int left = task_.row_end - row;
+    rows_ = left < 2 * kTile ? left : 2 * kTile;
+  }
+  __attribute__((always_inline)) void next() {
+    if (done_ >= rows_) return;
+    const float* left = sums_ + done_ / kTile * 2 * kTileFloats + done_ % kTile * kBlock;
+    const float* right = left + kTileFloats;
+    const int row = row_ + done_++;
+    if (task_.gate != nullptr) {
+      finish_tile<F>(task_, row, block_, 1, right, left);
+      return;
+    }
+    finish_tile<F>(task_, row, block_, 1, left, nullptr);
+    if (block_ + 1 < task_.block_end) finish_tile<F>(task_, row, block_ + 1, 1, right, nullptr);
+  }
+  void rest() {
+    while (done_ < rows_) next();
+  }
+
+ private:
+  const LinearTask& task_;
+  const float* sums_ = nullptr;
+  int row_ = 0, block_ = 0, done_ = 0, rows_ = 0;
+};
+
 // 32 rows of two blocks over one slab: tiles 0 and 1 are the left and right block of the
 // upper rows, 2 and 3 of the lower ones. `every`: steps from one unpacking to the next.
 template <class F>
 static inline void square(const std::uint8_t* a, std::size_t tile_stride, const SlabPair& b,
-                          int every, PairUnpacker<F>& unpacker) {
+                          int every, PairUnpacker<F>& unpacker, SquareFinisher<F>& finisher) {
   constexpr std::size_t kNext = F::unpacks ? 2 * kTileBytes : kTileBytes;
   constexpr int kFetchAhead = 4 * kTileBytes;
   const std::uint8_t* below = a + tile_stride;
   const std::uint8_t* left = b.left;
   const std::uint8_t* right = b.right;
+  const bool two_rows = b.steps < 2 * kTile;
   int wait = every;
   for (int step = 0; step < b.steps; ++step) {
-    if (--wait == 0) {
-      unpacker.next();
-      wait = every;
-    }
     for (int line = 0; line < kTileBytes; line += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(a + kFetchAhead + line), _MM_HINT_T0);
       _mm_prefetch(reinterpret_cast<const char*>(below + kFetchAhead + line), _MM_HINT_T0);
@@ -330,11 +379,18 @@ static inline void square(const std::uint8_t* a, std::size_t tile_stride, const 
     _tile_loadd(5, below, 64);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    if (--wait == 0) {
+      unpacker.next();
+      wait = every;
+    }
+    finisher.next();
+    if (two_rows) finisher.next();
     a += kTileBytes;
     below += kTileBytes;
     left += kNext;
     right += kNext;
   }
+  finisher.rest();
 }
 
 static inline void load_square(const float* c) {
@@ -357,21 +413,6 @@ static inline void store_square(float* c) {
   _tile_stored(2, c + 2 * kTileFloats, 64);
   _tile_stored(3, c + 3 * kTileFloats, 64);
   tile_fence();
-}
-
-template <class F>
-static void finish_square(const LinearTask& task, int row, int block, const float* c) {
-  for (int m = 0; m < 2; ++m, row += kTile, c += 2 * kTileFloats) {
-    const int left = task.row_end - row, count = left < kTile ? left : kTile;
-    if (count <= 0) return;
-    if (task.gate != nullptr) {
-      finish_tile<F>(task, row, block, count, c + kTileFloats, c);
-    } else {
-      finish_tile<F>(task, row, block, count, c, nullptr);
-      if (block + 1 < task.block_end)
-        finish_tile<F>(task, row, block + 1, count, c + kTileFloats, nullptr);
-    }
-  }
 }
 
 // Pairs of blocks of a task: neighbours, or a gate and what it gates.
@@ -412,6 +453,7 @@ static void many_rows_of(const LinearTask& task, int pair_begin, int pair_end) {
   const int pairs = pair_end - pair_begin, all = slabs * pairs;
   const auto packed = [&](int i) { return order.data(pair_begin + i % pairs, i / pairs); };
   PairUnpacker<F>(packed(0), scratch.slabs[0]).rest();
+  SquareFinisher<F> finisher(task);
   for (int i = 0; i < all; ++i) {
     const int slab = i / pairs, pair = i % pairs;
     SlabPair b = packed(i);
@@ -424,19 +466,19 @@ static void many_rows_of(const LinearTask& task, int pair_begin, int pair_end) {
     const int every = row_pairs > 1 ? row_pairs / 2 : 1;
     for (int r = 0; r < row_pairs; ++r) {
       const int row = task.row_begin + r * 2 * kTile;
-      float* c = slabs == 1 ? scratch.sums
-                            : scratch.waiting + (pair * kRowPairs + r) * 4 * kTileFloats;
+      float* c = scratch.waiting + ((slabs == 1 ? i % 2 : pair) * kRowPairs + r) * 4 * kTileFloats;
       if (slab == 0)
         zero_square();
       else
         load_square(c);
       square<F>(task.bf16 + activation_bytes(row, slab * kSlabSteps, steps), tile_stride, b,
-                every, unpacker);
+                every, unpacker, finisher);
       store_square(c);
-      if (slab == slabs - 1) finish_square<F>(task, row, order.block(pair_begin + pair), c);
+      if (slab == slabs - 1) finisher.start(row, order.block(pair_begin + pair), c);
     }
     unpacker.rest();
   }
+  finisher.rest();
 }
 
 template <class F>
@@ -449,8 +491,9 @@ static void many_rows(const LinearTask& task) {
 
 template <class F>
 static void linear_tiles(const LinearTask& task) {
-  load_tile_shapes(TileShapes());
-  switch ((task.row_end - task.row_begin + kTile - 1) / kTile) {
+  const int rows = task.row_end - task.row_begin;
+  load_tile_shapes(TileShapes(rows < kTile ? rows : kTile));
+  switch ((rows + kTile - 1) / kTile) {
     case 1: return few_rows<F, 1>(task);
     case 2: return few_rows<F, 2>(task);
     case 3: return few_rows<F, 3>(task);

@@ -12,12 +12,14 @@
 // The weight of code c is, up to the block's multiplier of that output, a power of two,
 //
 //   half = fma(1 + c / n, slope, offset)    n = 16 or 256, rounded to float16
-//   w    = half rounded to bf16, ties away from zero
+//   w    = half cut to the 8 bits of bf16
 //
-// which costs six vector instructions for 32 weights: 1 + c / n is made by placing c in the
+// which costs five vector instructions for 32 weights: 1 + c / n is made by placing c in the
 // mantissa of 1, and float16 becomes bf16 by a shift, since all |half| < 2 (pack_stream.h
-// chooses multipliers so). Magnitudes below 2^-14 become something of that size at most:
-// 2^-15 of the largest weight of their output.
+// chooses multipliers so). Cutting makes weights smaller by 2^-8 ln 2 of themselves on the
+// average, and slopes and offsets are larger by as much; what is left is an error about that
+// of rounding. Magnitudes below 2^-14 become something of that size at most: 2^-15 of the
+// largest weight of their output.
 #pragma once
 
 #include <cstddef>

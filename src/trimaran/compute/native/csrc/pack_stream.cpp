@@ -8,7 +8,8 @@
 namespace trimaran {
 namespace {
 
-constexpr float kLargest = 1.875f;  // rounding can't bring it to 2
+constexpr float kLargest = 1.875f;  // the roundings can't bring it to 2
+constexpr float kCutMakesUp = 1.0f + 0.693147f / 256.0f;
 
 bool four_bits(const LinearView& view) { return view.codes == Codes::kS4; }
 int levels(bool four_bits) { return four_bits ? 16 : 256; }
@@ -67,13 +68,14 @@ struct Stretch {
 Stretch stretch_of(const CodeFormat& format, const StepCodes& step, int group, float multiplier,
                    int levels) {
   const CodeRange used = used_codes(step.codes + group * format.group, format.group);
+  const float larger = kCutMakesUp / multiplier;
   if (used.least == used.greatest)
-    return {used.least, 0, {0.0f, value_of(format, step, group, used.least) / multiplier}};
+    return {used.least, 0, {0.0f, value_of(format, step, group, used.least) * larger}};
   const int factor = (levels - 1) / (used.greatest - used.least);
   const int middle = (used.least + used.greatest) / 2;
-  const float slope = step.scales[group] / multiplier * static_cast<float>(levels) /
-                      static_cast<float>(factor);
-  Line line{f16_to_f32(f32_to_f16(slope)), value_of(format, step, group, middle) / multiplier};
+  const float slope =
+      step.scales[group] * larger * static_cast<float>(levels) / static_cast<float>(factor);
+  Line line{f16_to_f32(f32_to_f16(slope)), value_of(format, step, group, middle) * larger};
   const int written = (middle - used.least) * factor;
   line.offset -= (1.0f + static_cast<float>(written) / static_cast<float>(levels)) * line.slope;
   return {used.least, factor, line};
@@ -129,8 +131,8 @@ float weight_of(int code, int levels, float slope, float offset) {
     std::memcpy(&nearest, &bits, sizeof bits);
   }
   const std::uint16_t half = f32_to_f16(nearest);
-  const std::uint32_t rounded = ((half & 0x7fffu) + 4u) >> 3 | 0x3800u;
-  const std::uint32_t wide = (rounded | (half & 0x8000u)) << 16;
+  const std::uint32_t cut = (half & 0x7fffu) >> 3 | 0x3800u;
+  const std::uint32_t wide = (cut | (half & 0x8000u)) << 16;
   float value;
   std::memcpy(&value, &wide, sizeof value);
   return value;
