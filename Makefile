@@ -50,7 +50,7 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python bench/startup.py
-	$(BIN)/python bench/peers.py $(ARGS)
+	$(BIN)/python bench/cpu_peers.py --engines trimaran llama.cpp $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist
