@@ -18,7 +18,7 @@ UInt16 = npt.NDArray[np.uint16]
 
 ISAS = _native.available_isas()
 EVERY_ISA = pytest.mark.parametrize("isa", ISAS)
-# float32 kernels; the tiles hold queries and weights in two bf16 planes, 16 bits.
+# float32 kernels; with tiles each weight is rounded to bf16, by 2^-9 of itself at most.
 ERROR = {"portable": 1e-5, "avx2": 1e-5, "avx512": 1e-5, "amx": 6e-3}
 NAN, HUGE = 0x7FC0, 0x7F00
 
