@@ -2,175 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
-
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attention import (
+    HUGE,
+    NAN,
+    RAGGED,
+    SHAPES,
+    Piece,
+    World,
+    batches,
+    bits,
+    from_bf16,
+    to_bf16,
+)
 
 from trimaran.compute.native import _native
-
-Float32 = npt.NDArray[np.float32]
-UInt16 = npt.NDArray[np.uint16]
 
 ISAS = _native.available_isas()
 EVERY_ISA = pytest.mark.parametrize("isa", ISAS)
 # float32 kernels; with tiles each weight is rounded to bf16, by 2^-9 of itself at most.
 ERROR = {"portable": 1e-5, "avx2": 1e-5, "avx512": 1e-5, "amx": 6e-3}
-NAN, HUGE = 0x7FC0, 0x7F00
-
-
-def to_bf16(x: Float32) -> UInt16:
-    bits = x.view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def from_bf16(x: UInt16) -> Float32:
-    return (x.astype(np.uint32) << 16).view(np.float32)
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Rows `past .. past + new` of a sequence, computed in one step."""
-
-    sequence: int
-    past: int
-    new: int
-
-
-class World:
-    """Random q, k and v of some sequences, and steps over them."""
-
-    def __init__(
-        self, lengths: list[int], heads: int, kv_heads: int, dim: int, seed: int = 0
-    ) -> None:
-        rng = np.random.default_rng(seed)
-        self.lengths, self.heads, self.kv_heads, self.dim = lengths, heads, kv_heads, dim
-        self.scale = dim**-0.5
-
-        def draw(count: int) -> list[Float32]:
-            return [
-                rng.standard_normal((n, count, dim), dtype=np.float32) * np.float32(1.5)
-                for n in lengths
-            ]
-
-        self.q, self.k, self.v = draw(heads), draw(kv_heads), draw(kv_heads)
-        self.leader: dict[int, tuple[int, int]] = {}
-
-    def share(self, tokens: int, leader: int, *others: int) -> None:
-        """The first `tokens` of the leader are those of the others too, in the same blocks."""
-        for s in others:
-            self.k[s][:tokens] = self.k[leader][:tokens]
-            self.v[s][:tokens] = self.v[leader][:tokens]
-            self.leader[s] = (leader, tokens)
-
-    def step(
-        self,
-        isa: str,
-        pieces: list[Piece],
-        block_size: int = 16,
-        threads: int = 1,
-        fill: int = NAN,
-        tiles: npt.NDArray[np.uint8] | None = None,
-        grouped: bool = True,
-    ) -> list[Float32]:
-        """Attention of each piece, [new, heads, dim], by one step over a cache whose slots
-        hold `fill` wherever none of the sequence's tokens lies. With `tiles` it is written
-        there, in bf16, and the result is NaN."""
-        counts = [-(-(p.past + p.new) // block_size) for p in pieces]
-        blocks = np.random.default_rng(len(pieces)).permutation(sum(counts) + 2)
-        tables = np.full((len(pieces), max(counts) + 1), -1, np.int32)
-        k_shape = (len(blocks), self.kv_heads, self.dim // 2, block_size, 2)
-        v_shape = (len(blocks), self.kv_heads, block_size // 2, self.dim, 2)
-        k_cache, v_cache = np.full(k_shape, fill, np.uint16), np.full(v_shape, fill, np.uint16)
-        taken = 0
-        for s, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
-            tables[s, :count] = blocks[taken : taken + count]
-            taken += count
-            leader, tokens = self.leader.get(piece.sequence, (None, 0))
-            for t, other in enumerate(pieces[:s]):
-                if leader == other.sequence:
-                    tables[s, : tokens // block_size] = tables[t, : tokens // block_size]
-            keys = to_bf16(self.k[piece.sequence][: piece.past])
-            values = to_bf16(self.v[piece.sequence][: piece.past])
-            for position in range(piece.past):
-                block, slot = tables[s, position // block_size], position % block_size
-                k_cache[block, :, :, slot] = keys[position].reshape(self.kv_heads, -1, 2)
-                v_cache[block, :, slot // 2, :, slot % 2] = values[position]
-        rows = [(s, position) for s, p in enumerate(pieces) for position in positions_of(p)]
-        positions = np.asarray([position for _, position in rows], np.int32)
-        slots = [
-            tables[s, position // block_size] * block_size + position % block_size
-            for s, position in rows
-        ]
-
-        def rows_of(arrays: list[Float32]) -> Float32:
-            return np.concatenate([arrays[p.sequence][positions_of(p)] for p in pieces])
-
-        q = rows_of(self.q)
-        out = np.full_like(q, np.nan)
-        starts = np.cumsum([0] + [p.new for p in pieces], dtype=np.int32)
-        _native.attend(
-            isa=isa,
-            threads=threads,
-            q=q,
-            k=rows_of(self.k),
-            v=rows_of(self.v),
-            k_cache=k_cache,
-            v_cache=v_cache,
-            positions=positions,
-            slots=np.asarray(slots, np.int32),
-            row_starts=starts,
-            contexts=np.asarray([p.past + p.new for p in pieces], np.int32),
-            block_tables=tables,
-            scale=self.scale,
-            out=out,
-            out_bf16=tiles,
-            grouped=grouped,
-        )
-        return [out[begin:end] for begin, end in pairwise(starts)]
-
-    def exact(self, piece: Piece) -> npt.NDArray[np.float64]:
-        """The same in float64, on K and V rounded to bf16."""
-        end = piece.past + piece.new
-        group = self.heads // self.kv_heads
-        keys = from_bf16(to_bf16(self.k[piece.sequence][:end])).astype(np.float64)
-        values = from_bf16(to_bf16(self.v[piece.sequence][:end])).astype(np.float64)
-        queries = self.q[piece.sequence][piece.past : end].astype(np.float64)
-        scores = np.einsum("thd,jhd->htj", queries, keys.repeat(group, axis=1)) * self.scale
-        hidden = np.arange(end)[None] > np.arange(piece.past, end)[:, None]
-        scores[:, hidden] = -np.inf
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        return np.einsum("htj,jhd->thd", weights, values.repeat(group, axis=1))
-
-
-def positions_of(piece: Piece) -> range:
-    return range(piece.past, piece.past + piece.new)
-
-
-def bits(x: Float32) -> bytes:
-    return np.ascontiguousarray(x).tobytes()
-
-
-# A batch of every kind: decodes around the edges of pages, subtiles and chunks, prompts
-# that cross them, and chunks of prompts.
-RAGGED = [
-    Piece(0, 0, 1),
-    Piece(1, 15, 1),
-    Piece(2, 16, 1),
-    Piece(3, 255, 1),
-    Piece(4, 256, 1),
-    Piece(5, 0, 70),
-    Piece(6, 250, 13),
-    Piece(7, 511, 2),
-    Piece(8, 100, 201),
-    Piece(9, 600, 1),
-]
-SHAPES = [(9, 3, 64), (14, 2, 64), (4, 4, 16), (8, 1, 32), (6, 2, 80), (2, 2, 128), (3, 1, 256)]
 
 
 @EVERY_ISA
@@ -190,17 +44,6 @@ def test_one_far_ahead(isa: str) -> None:
     piece = Piece(0, 0, 400)
     (out,) = world.step(isa, [piece])
     assert np.abs(out - world.exact(piece)).max() < 50 * ERROR[isa]
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> tuple[World, list[Piece]]:
-    heads, kv_heads, dim = draw(st.sampled_from([(9, 3, 64), (7, 1, 32), (2, 2, 48), (8, 1, 16)]))
-    lengths = draw(st.lists(st.integers(1, 620), min_size=1, max_size=4))
-    pieces = []
-    for s, length in enumerate(lengths):
-        new = draw(st.one_of(st.just(1), st.integers(1, min(length, 150))))
-        pieces.append(Piece(s, length - min(new, length), min(new, length)))
-    return World(lengths, heads, kv_heads, dim, draw(st.integers(0, 99))), pieces
 
 
 @EVERY_ISA

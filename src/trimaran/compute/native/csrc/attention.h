@@ -11,6 +11,12 @@
 // exactly 0. So a row's bits depend on its own q and on the K and V of its own positions
 // only: not on the rows that share its unit, the block size, or who runs which chunk.
 //
+// Over an int8 cache the products are exact, in integers:
+//
+//   s_j = (sum of n * k codes) * scales         n: q in 15 bits of its largest magnitude
+//   w_j = p_j * scale of v_j                    in 15 bits of the chunk's largest w
+//   acc = (sum of w_j * v codes) * the largest w
+//
 // Unused slots of the cache (positions >= context) may hold anything, NaN included.
 //
 // A step: plan_attention once; then for each layer write_kv of all rows (barrier),
@@ -22,6 +28,7 @@
 #include <vector>
 
 #include "attention_groups.h"
+#include "kv_cache.h"
 
 namespace trimaran {
 
@@ -37,8 +44,9 @@ struct AttentionArgs {
   // the same rounded to bf16 (to nearest even) as a linear layer reads it, by
   // activation_bytes of linear.h, the last step of a row padded with zeros.
   std::uint8_t* out_bf16 = nullptr;
-  std::uint16_t* k_cache = nullptr;  // this layer's pages, see kv_cache.h
-  std::uint16_t* v_cache = nullptr;
+  std::uint8_t* k_cache = nullptr;  // this layer's pages, see kv_cache.h
+  std::uint8_t* v_cache = nullptr;
+  KvFormat kv = KvFormat::kBf16;
   int rows = 0;
   int sequences = 0;
   int heads = 0;

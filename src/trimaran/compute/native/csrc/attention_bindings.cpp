@@ -81,22 +81,24 @@ void check(bool good, const char* message) {
 // k_cache [blocks, kv_heads, head_dim / 2, block_size, 2] and
 // v_cache [blocks, kv_heads, block_size / 2, head_dim, 2] (bf16 bits), then attended to.
 // The result goes to out [T, heads, head_dim], or to out_bf16 [T / 16, steps, 16, 64] bytes
-// where that is given.
+// where that is given. With kv "int8" the caches are [blocks, kv_heads, 1, block_size, bytes]
+// with a page's head_dim + 4 bytes a position, as 16-bit words.
 void attend(const std::string& isa, int threads, Array<const float, 3> q,
             Array<const float, 3> k, Array<const float, 3> v, Array<std::uint16_t, 5> k_cache,
             Array<std::uint16_t, 5> v_cache, Array<const std::int32_t, 1> positions,
             Array<const std::int32_t, 1> slots, Array<const std::int32_t, 1> row_starts,
             Array<const std::int32_t, 1> contexts, Array<const std::int32_t, 2> block_tables,
             float scale, Array<float, 3> out, std::optional<Array<std::uint8_t, 4>> out_bf16,
-            bool grouped) {
+            bool grouped, const std::string& kv) {
   AttentionArgs args;
+  args.kv = kv_from_name(kv);
   args.q = q.data();
   args.k = k.data();
   args.v = v.data();
   args.out = out.data();
   args.out_bf16 = out_bf16 ? out_bf16->data() : nullptr;
-  args.k_cache = k_cache.data();
-  args.v_cache = v_cache.data();
+  args.k_cache = reinterpret_cast<std::uint8_t*>(k_cache.data());
+  args.v_cache = reinterpret_cast<std::uint8_t*>(v_cache.data());
   args.rows = static_cast<int>(q.shape(0));
   args.sequences = static_cast<int>(contexts.size());
   args.heads = static_cast<int>(q.shape(1));
@@ -123,8 +125,10 @@ void attend(const std::string& isa, int threads, Array<const float, 3> q,
   const std::size_t steps = (q.shape(1) * q.shape(2) + kStep - 1) / kStep;
   check(!out_bf16 || out_bf16->size() == round_up(rows, kRowPad) * steps * kStepBytes,
         "out_bf16 must have 64 bytes for every 32 elements of a row, in tiles of 16 rows");
-  check(k_cache.size() == v_cache.size() && k_cache.shape(1) == k.shape(1) &&
-            2 * k_cache.shape(2) == q.shape(2) && k.shape(2) == q.shape(2),
+  const std::size_t block_bytes =
+      k.shape(1) * kv_page_bytes(args.kv, args.head_dim, args.block_size);
+  check(k_cache.size() == v_cache.size() && k.shape(2) == q.shape(2) &&
+            k_cache.size() * sizeof(std::uint16_t) == k_cache.shape(0) * block_bytes,
         "the caches must have the heads and dimensions of k");
   const Tier& tier = find_tier(isa);
   nb::gil_scoped_release unlocked;
@@ -164,7 +168,8 @@ void copy_block(Array<std::uint16_t, 5> cache, int source, int target) {
   const int blocks = static_cast<int>(cache.shape(0));
   check(source >= 0 && source < blocks && target >= 0 && target < blocks,
         "source and target must be blocks of the cache");
-  copy_kv_block(cache.data(), cache.size() / cache.shape(0), source, target);
+  copy_kv_block(reinterpret_cast<std::uint8_t*>(cache.data()),
+                cache.size() / cache.shape(0) * sizeof(std::uint16_t), source, target);
 }
 
 }  // namespace
@@ -174,7 +179,8 @@ void bind_attention(nb::module_& module) {
              nb::arg("v"), nb::arg("k_cache"), nb::arg("v_cache"), nb::arg("positions"),
              nb::arg("slots"), nb::arg("row_starts"), nb::arg("contexts"),
              nb::arg("block_tables"), nb::arg("scale"), nb::arg("out"),
-             nb::arg("out_bf16") = nb::none(), nb::arg("grouped") = true);
+             nb::arg("out_bf16") = nb::none(), nb::arg("grouped") = true,
+             nb::arg("kv") = "bf16");
   module.def("prefix_groups", &prefix_groups, nb::arg("positions"), nb::arg("row_starts"),
              nb::arg("block_tables"), nb::arg("block_size"), nb::arg("most_rows"));
   module.def("copy_block", &copy_block, nb::arg("cache"), nb::arg("source"),

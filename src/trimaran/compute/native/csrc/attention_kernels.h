@@ -273,7 +273,7 @@ class UnitRows {
 // the K that is read next, of the next chunk or of the next head, while V is used.
 class Prefetch {
  public:
-  Prefetch(const AttentionUnit& unit, const PageReader& pages, int kv_head, int chunk, int rows)
+  Prefetch(const AttentionUnit& unit, const PageTable& pages, int kv_head, int chunk, int rows)
       : pages_(pages), base_(chunk * kChunk), next_base_(-1), next_head_(kv_head) {
     if (rows > kFewRows)
       base_ = -1;
@@ -291,7 +291,7 @@ class Prefetch {
   }
 
  private:
-  const PageReader& pages_;
+  const PageTable& pages_;
   int base_, next_base_, next_head_;
 };
 

@@ -36,6 +36,8 @@ static inline std::uint16_t to_bf16(float value) {
 static void write_kv(const AttentionArgs& args, int row_begin, int row_end) {
   const int dim = args.head_dim, block_size = args.block_size;
   const std::size_t page = static_cast<std::size_t>(dim) * block_size;
+  auto* k_cache = reinterpret_cast<std::uint16_t*>(args.k_cache);
+  auto* v_cache = reinterpret_cast<std::uint16_t*>(args.v_cache);
   std::uint16_t rounded[kMaxHeadDim];
   for (int row = row_begin; row < row_end; ++row) {
     const int slot = args.slots[row];
@@ -43,11 +45,11 @@ static void write_kv(const AttentionArgs& args, int row_begin, int row_end) {
     const std::size_t block = static_cast<std::size_t>(slot / block_size) * args.kv_heads;
     for (int head = 0; head < args.kv_heads; ++head) {
       const std::size_t source = (static_cast<std::size_t>(row) * args.kv_heads + head) * dim;
-      std::uint16_t* keys = args.k_cache + (block + head) * page + 2 * offset;
+      std::uint16_t* keys = k_cache + (block + head) * page + 2 * offset;
       for (int d = 0; d < dim; ++d) rounded[d] = to_bf16(args.k[source + d]);
       for (int d = 0; d < dim; d += 2)
         std::memcpy(keys + d * block_size, rounded + d, 2 * sizeof(std::uint16_t));
-      std::uint16_t* values = args.v_cache + (block + head) * page + (offset / 2) * 2 * dim;
+      std::uint16_t* values = v_cache + (block + head) * page + (offset / 2) * 2 * dim;
       for (int d = 0; d < dim; ++d) rounded[d] = to_bf16(args.v[source + d]);
       for (int d = 0; d < dim; ++d) values[2 * d + offset % 2] = rounded[d];
     }
@@ -70,95 +72,19 @@ struct PageScratch {
   std::uint16_t* v;
 };
 
-// One sequence's pages of one KV head.
-class PageReader {
+// One sequence's pages of one KV head, in either format.
+class PageTable {
  public:
-  PageReader(const AttentionArgs& args, int sequence, int kv_head)
+  PageTable(const AttentionArgs& args, int sequence, int kv_head)
       : table_(args.block_tables + static_cast<std::size_t>(sequence) * args.table_width),
         k_cache_(args.k_cache),
         v_cache_(args.v_cache),
         kv_heads_(args.kv_heads),
         kv_head_(kv_head),
+        page_bytes_(kv_page_bytes(args.kv, args.head_dim, args.block_size)),
         dim_(args.head_dim),
         block_size_(args.block_size),
         context_(args.contexts[sequence]) {}
-
-  // Pages of positions base .. base + wanted. V of positions beyond the context reads as
-  // zero: a weight of 0 must not meet a NaN there. (Scores are masked, so K may be
-  // anything.)
-  ChunkView view(int base, int wanted, PageScratch scratch) const {
-    ChunkView view;
-    view.subtiles = (wanted + kLanes - 1) / kLanes;
-    view.k_stride = block_size_ < kLanes ? 2 * kLanes : 2 * block_size_;
-    for (int i = 0; i < view.subtiles; ++i) {
-      const int position = base + i * kLanes;
-      std::uint16_t* spare = scratch.v + i * kLanes * dim_;
-      if (block_size_ < kLanes) {
-        std::uint16_t* joined = scratch.k + i * kLanes * dim_;
-        join_keys(position, joined);
-        join_values(position, spare);
-        view.k[i] = joined;
-        view.v[i] = spare;
-        continue;
-      }
-      view.k[i] = keys(position);
-      view.v[i] = values(position);
-      if (context_ - position < kLanes) {
-        join_values(position, spare);
-        view.v[i] = spare;
-      }
-    }
-    return view;
-  }
-
-  // V of `pairs` * 2 positions from `position`, contiguous lines of head_dim pairs.
-  void join_values(int position, std::uint16_t* target, int positions = kLanes) const {
-    const int run = block_size_ < positions ? block_size_ : positions;
-    for (int done = 0; done < positions; done += run) {
-      const int first = position + done;
-      const int valid = context_ - first;
-      std::uint16_t* lines = target + done * dim_;
-      if (valid >= run) {
-        std::memcpy(lines, values(first), run * dim_ * sizeof *lines);
-        continue;
-      }
-      std::memset(lines, 0, run * dim_ * sizeof *lines);
-      if (valid <= 0) continue;
-      const std::uint16_t* source = values(first);
-      std::memcpy(lines, source, valid / 2 * 2 * dim_ * sizeof *lines);
-      if (valid % 2)
-        for (int d = 0; d < dim_; ++d)
-          lines[(valid - 1) * dim_ + 2 * d] = source[(valid - 1) * dim_ + 2 * d];
-    }
-  }
-
-  // K of 16 positions from `position`: head_dim / 2 lines of 16 pairs, contiguous.
-  void join_keys(int position, std::uint16_t* target) const {
-    const int run = block_size_ < kLanes ? block_size_ : kLanes;
-    for (int done = 0; done < kLanes; done += run) {
-      const int first = position + done;
-      std::uint16_t* column = target + 2 * done;
-      if (first >= context_) {
-        for (int line = 0; line < dim_ / 2; ++line)
-          std::memset(column + line * 2 * kLanes, 0, 2 * run * sizeof *column);
-        continue;
-      }
-      const std::uint16_t* source = keys(first);
-      for (int line = 0; line < dim_ / 2; ++line)
-        std::memcpy(column + line * 2 * kLanes, source + line * 2 * block_size_,
-                    2 * run * sizeof *column);
-    }
-  }
-
-  // K from `position` on: lines of 2 * block_size elements.
-  const std::uint16_t* keys(int position) const {
-    return page(k_cache_, position) + 2 * (position % block_size_);
-  }
-
-  // V of `position`'s pair: lines of head_dim pairs, contiguous to the end of its page.
-  const std::uint16_t* values(int position) const {
-    return page(v_cache_, position) + position % block_size_ / 2 * 2 * dim_;
-  }
 
   // Starts fetching V, or K, of the positions base .. base + kChunk: pages are too short for
   // the hardware to see a stream.
@@ -168,29 +94,119 @@ class PageReader {
   int context() const { return context_; }
   int block_size() const { return block_size_; }
 
+ protected:
+  const std::uint8_t* key_page(int position) const { return page(k_cache_, kv_head_, position); }
+  const std::uint8_t* value_page(int position) const {
+    return page(v_cache_, kv_head_, position);
+  }
+  int dim() const { return dim_; }
+
  private:
-  const std::uint16_t* page(const std::uint16_t* cache, int position) const {
-    return page(cache, kv_head_, position);
-  }
-
-  const std::uint16_t* page(const std::uint16_t* cache, int kv_head, int position) const {
+  const std::uint8_t* page(const std::uint8_t* cache, int kv_head, int position) const {
     const std::size_t block = table_[position / block_size_];
-    return cache + (block * kv_heads_ + kv_head) * dim_ * block_size_;
+    return cache + (block * kv_heads_ + kv_head) * page_bytes_;
   }
 
-  void prefetch(const std::uint16_t* cache, int kv_head, int base) const {
-    constexpr int kLine = 64 / sizeof *cache;
+  void prefetch(const std::uint8_t* cache, int kv_head, int base) const {
+    constexpr std::size_t kLine = 64;
     const int end = context_ < base + kChunk ? context_ : base + kChunk;
     for (int position = base; position < end; position += block_size_) {
-      const std::uint16_t* start = page(cache, kv_head, position);
-      for (int i = 0; i < dim_ * block_size_; i += kLine) fetch_line(start + i);
+      const std::uint8_t* start = page(cache, kv_head, position);
+      for (std::size_t i = 0; i < page_bytes_; i += kLine) fetch_line(start + i);
     }
   }
 
   const std::int32_t* table_;
-  const std::uint16_t* k_cache_;
-  const std::uint16_t* v_cache_;
-  int kv_heads_, kv_head_, dim_, block_size_, context_;
+  const std::uint8_t* k_cache_;
+  const std::uint8_t* v_cache_;
+  int kv_heads_, kv_head_;
+  std::size_t page_bytes_;
+  int dim_, block_size_, context_;
+};
+
+// Pages in bf16.
+class PageReader : public PageTable {
+ public:
+  using PageTable::PageTable;
+
+  // Pages of positions base .. base + wanted. V of positions beyond the context reads as
+  // zero: a weight of 0 must not meet a NaN there. (Scores are masked, so K may be
+  // anything.)
+  ChunkView view(int base, int wanted, PageScratch scratch) const {
+    ChunkView view;
+    view.subtiles = (wanted + kLanes - 1) / kLanes;
+    view.k_stride = block_size() < kLanes ? 2 * kLanes : 2 * block_size();
+    for (int i = 0; i < view.subtiles; ++i) {
+      const int position = base + i * kLanes;
+      std::uint16_t* spare = scratch.v + i * kLanes * dim();
+      if (block_size() < kLanes) {
+        std::uint16_t* joined = scratch.k + i * kLanes * dim();
+        join_keys(position, joined);
+        join_values(position, spare);
+        view.k[i] = joined;
+        view.v[i] = spare;
+        continue;
+      }
+      view.k[i] = keys(position);
+      view.v[i] = values(position);
+      if (context() - position < kLanes) {
+        join_values(position, spare);
+        view.v[i] = spare;
+      }
+    }
+    return view;
+  }
+
+  // V of `pairs` * 2 positions from `position`, contiguous lines of head_dim pairs.
+  void join_values(int position, std::uint16_t* target, int positions = kLanes) const {
+    const int run = block_size() < positions ? block_size() : positions;
+    for (int done = 0; done < positions; done += run) {
+      const int first = position + done;
+      const int valid = context() - first;
+      std::uint16_t* lines = target + done * dim();
+      if (valid >= run) {
+        std::memcpy(lines, values(first), run * dim() * sizeof *lines);
+        continue;
+      }
+      std::memset(lines, 0, run * dim() * sizeof *lines);
+      if (valid <= 0) continue;
+      const std::uint16_t* source = values(first);
+      std::memcpy(lines, source, valid / 2 * 2 * dim() * sizeof *lines);
+      if (valid % 2)
+        for (int d = 0; d < dim(); ++d)
+          lines[(valid - 1) * dim() + 2 * d] = source[(valid - 1) * dim() + 2 * d];
+    }
+  }
+
+  // K of 16 positions from `position`: head_dim / 2 lines of 16 pairs, contiguous.
+  void join_keys(int position, std::uint16_t* target) const {
+    const int run = block_size() < kLanes ? block_size() : kLanes;
+    for (int done = 0; done < kLanes; done += run) {
+      const int first = position + done;
+      std::uint16_t* column = target + 2 * done;
+      if (first >= context()) {
+        for (int line = 0; line < dim() / 2; ++line)
+          std::memset(column + line * 2 * kLanes, 0, 2 * run * sizeof *column);
+        continue;
+      }
+      const std::uint16_t* source = keys(first);
+      for (int line = 0; line < dim() / 2; ++line)
+        std::memcpy(column + line * 2 * kLanes, source + line * 2 * block_size(),
+                    2 * run * sizeof *column);
+    }
+  }
+
+  // K from `position` on: lines of 2 * block_size elements.
+  const std::uint16_t* keys(int position) const {
+    const auto* page = reinterpret_cast<const std::uint16_t*>(key_page(position));
+    return page + 2 * (position % block_size());
+  }
+
+  // V of `position`'s pair: lines of head_dim pairs, contiguous to the end of its page.
+  const std::uint16_t* values(int position) const {
+    const auto* page = reinterpret_cast<const std::uint16_t*>(value_page(position));
+    return page + position % block_size() / 2 * 2 * dim();
+  }
 };
 
 }  // namespace trimaran::TRIMARAN_TIER

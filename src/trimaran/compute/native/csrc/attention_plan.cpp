@@ -149,7 +149,7 @@ void plan_attention(const AttentionArgs& args, int threads, bool grouped, Attent
 }
 
 std::size_t attention_scratch_bytes(int heads, int kv_heads, int head_dim) {
-  // The larger of what UnitScratch and AmxScratch lay out, part by part.
+  // Of bf16, the larger of what UnitScratch and AmxScratch lay out, part by part.
   const std::size_t group = heads / kv_heads;
   const std::size_t rows = group > kMaxUnitRows ? group : kMaxUnitRows;
   const std::size_t depth = (head_dim + 31) / 32 * 32;
@@ -159,7 +159,12 @@ std::size_t attention_scratch_bytes(int heads, int kv_heads, int head_dim) {
   const std::size_t scores = block * (kChunk + 16) * sizeof(float);
   const std::size_t weights = 2 * block * (kChunk + 32) * sizeof(std::uint16_t);
   const std::size_t pages = 2 * kChunk * depth * sizeof(std::uint16_t);
-  return state + queries + scores + weights + pages;
+  const std::size_t bf16 = state + queries + scores + weights + pages;
+  // And what IntScratch does.
+  const std::size_t deep = (head_dim + 63) / 64 * 64, in_hand = 16;
+  const std::size_t floats = in_hand * 3 * (kChunk + 16) + 2 * kChunk + rows + 16;
+  const std::size_t bytes = rows * 2 * deep + in_hand * 2 * kChunk + kChunk * (deep + head_dim);
+  return std::max(bf16, state + floats * sizeof(float) + bytes);
 }
 
 }  // namespace trimaran

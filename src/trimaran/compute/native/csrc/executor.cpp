@@ -27,11 +27,13 @@ double seconds_since_start() {
 
 }  // namespace
 
-Executor::Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows)
+Executor::Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows,
+                   KvFormat kv)
     : program_(std::move(program)),
       tier_(tier_of(isa)),
       direct_(!tier_.multiplies_integers()),
       max_rows_(max_rows),
+      kv_(kv),
       pool_(std::make_shared<ThreadPool>(threads)) {
   if (program_->logits() < 0) throw std::invalid_argument("the recorded plan has no logits");
   for (const Instruction& instruction : program_->instructions())
@@ -109,8 +111,8 @@ void Executor::allocate_cache(int blocks, int block_size) {
     throw std::invalid_argument("a KV cache of " + std::to_string(blocks) + " blocks");
   cache_ = Memory();  // first, so that both never exist
   blocks_ = 0;
-  block_elements_ = kv_block_elements(shape.kv_heads, shape.head_dim, block_size);
-  cache_ = Memory(block_elements_ * blocks * 2 * program_->layers() * sizeof(std::uint16_t));
+  block_bytes_ = shape.kv_heads * kv_page_bytes(kv_, shape.head_dim, block_size);
+  cache_ = Memory(block_bytes_ * blocks * 2 * program_->layers());
   blocks_ = blocks;
   block_size_ = block_size;
 }
@@ -291,9 +293,9 @@ void Executor::run_unit(const Phase& phase, int unit, int thread) {
 }
 
 void Executor::copy_blocks(int unit) {
-  std::uint16_t* cache = cache_.as<std::uint16_t>() + unit * block_elements_ * blocks_;
+  std::uint8_t* cache = cache_.as<std::uint8_t>() + unit * block_bytes_ * blocks_;
   for (int copy = 0; copy < step_.copies; ++copy)
-    copy_kv_block(cache, block_elements_, step_.copy_pairs[2 * copy],
+    copy_kv_block(cache, block_bytes_, step_.copy_pairs[2 * copy],
                   step_.copy_pairs[2 * copy + 1]);
 }
 
@@ -426,15 +428,16 @@ LinearTask Executor::task_of(const LinearPart& part) const {
 AttentionArgs Executor::attention_args(const Instruction& instruction) const {
   const AttentionShape& shape = instruction.attention;
   const auto data = [&](int buffer) { return buffer < 0 ? nullptr : buffers_[buffer]; };
-  const std::size_t layer_elements = block_elements_ * blocks_;
+  const std::size_t layer_bytes = block_bytes_ * blocks_;
   AttentionArgs args;
   args.q = data(instruction.a);
   args.k = data(instruction.b);
   args.v = data(instruction.c);
   args.out = data(instruction.out);
   if (direct_ && instruction.direct_output) args.out_bf16 = bf16_[1];
-  args.k_cache = cache_.as<std::uint16_t>() + 2 * shape.layer * layer_elements;
-  args.v_cache = args.k_cache + layer_elements;
+  args.kv = kv_;
+  args.k_cache = cache_.as<std::uint8_t>() + 2 * shape.layer * layer_bytes;
+  args.v_cache = args.k_cache + layer_bytes;
   args.rows = step_.rows;
   args.sequences = step_.sequences;
   args.heads = shape.heads;

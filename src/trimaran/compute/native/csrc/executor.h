@@ -33,7 +33,8 @@ namespace trimaran {
 class Executor {
  public:
   // A step may have `max_rows` rows. Throws std::bad_alloc or std::system_error.
-  Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows);
+  Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows,
+           KvFormat kv);
 
   // Replaces the KV cache. Throws std::invalid_argument for sizes that the kernels can't
   // work with, std::bad_alloc.
@@ -110,6 +111,7 @@ class Executor {
   const Tier& tier_;
   const bool direct_;  // producers round their outputs for the next linear layer
   const int max_rows_;
+  const KvFormat kv_;
   const std::shared_ptr<ThreadPool> pool_;
   std::vector<Phase> phases_;
 
@@ -123,7 +125,7 @@ class Executor {
 
   Memory cache_;
   int blocks_ = 0, block_size_ = 0;
-  std::size_t block_elements_ = 0;  // of one layer's K, or V
+  std::size_t block_bytes_ = 0;  // of one layer's K, or V
 
   Step step_;
   AttentionPlan attention_plan_;

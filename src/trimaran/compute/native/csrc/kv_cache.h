@@ -1,21 +1,39 @@
-// The KV cache of one layer: bf16 pages, laid out so that both products of attention read
-// them as they lie.
+// The KV cache of one layer: pages, laid out so that both products of attention read them as
+// they lie. One (block, kv_head) is contiguous.
 //
+// bf16
 //   K page   [kv_head][head_dim / 2][block_size][2]   pairs of elements; columns are positions
 //   V page   [kv_head][block_size / 2][head_dim][2]   pairs of positions; columns are elements
 //
 // Both are the operand order of bf16 dot-product instructions (AMX tiles, vdpbf16ps) and
-// unpack to float32 with a shift and a mask. One (block, kv_head) is contiguous, and takes
-// head_dim * block_size elements in either.
+// unpack to float32 with a shift and a mask.
+//
+// int8: x = scale * code, with a scale for each position and KV head
+//   K page   [kv_head]{ [head_dim / 4][block_size][4] codes, [block_size] float32 scales }
+//   V page   [kv_head]{ [block_size / 4][head_dim][4] codes, [block_size] float32 scales }
+//
+// Codes are -127..127, in the operand order of int8 dot-product instructions. A scale is NaN
+// where an element wasn't finite.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 namespace trimaran {
 
 constexpr int kMaxHeadDim = 256;
+
+enum class KvFormat { kBf16, kInt8 };
+
+// Throws std::invalid_argument for another name than "bf16" and "int8".
+inline KvFormat kv_from_name(const std::string& name) {
+  if (name == "bf16") return KvFormat::kBf16;
+  if (name == "int8") return KvFormat::kInt8;
+  throw std::invalid_argument("kv is '" + name + "'; give bf16 or int8");
+}
 
 // Whether the kernels can work with these sizes; nullptr, or what is wrong.
 inline const char* kv_shape_error(int heads, int kv_heads, int head_dim, int block_size) {
@@ -28,16 +46,16 @@ inline const char* kv_shape_error(int heads, int kv_heads, int head_dim, int blo
   return nullptr;
 }
 
-// Elements of one layer's K (or V) in one block.
-inline std::size_t kv_block_elements(int kv_heads, int head_dim, int block_size) {
-  return static_cast<std::size_t>(kv_heads) * head_dim * block_size;
+// Bytes of one page (static: the tiers have their own): one block's K (or V) of one KV head.
+static inline std::size_t kv_page_bytes(KvFormat format, int head_dim, int block_size) {
+  const std::size_t position = format == KvFormat::kInt8 ? head_dim + sizeof(float)
+                                                         : head_dim * sizeof(std::uint16_t);
+  return position * block_size;
 }
 
 // Copies one block of one layer's K (or V): copy-on-write.
-inline void copy_kv_block(std::uint16_t* cache, std::size_t block_elements, int source,
-                          int target) {
-  std::memcpy(cache + target * block_elements, cache + source * block_elements,
-              block_elements * sizeof(std::uint16_t));
+inline void copy_kv_block(std::uint8_t* cache, std::size_t block_bytes, int source, int target) {
+  std::memcpy(cache + target * block_bytes, cache + source * block_bytes, block_bytes);
 }
 
 }  // namespace trimaran

@@ -2,7 +2,7 @@
 
 #include "tier.h"
 
-#include "attention_amx.h"
+#include "attention_int8.h"
 #include "elementwise.h"
 #include "linear_amx.h"
 #include "sampler_kernels.h"
@@ -18,8 +18,8 @@ const Tier kTierAmx = {
     amx::to_bf16_row,
     amx::linear_amx,
     amx::weights_of,
-    amx::write_kv,
-    amx::attention_unit_amx,
+    amx::write_kv_as,
+    amx::attention_unit_as,
     amx::merge_unit,
     &amx::kSamplerKernels,
 };

@@ -2,7 +2,7 @@
 
 #include "tier.h"
 
-#include "attention_kernels.h"
+#include "attention_int8.h"
 #include "elementwise.h"
 #include "linear_bf16.h"
 #include "linear_int.h"
@@ -31,8 +31,8 @@ const Tier kTierAvx2 = {
     avx2::to_bf16_row,
     avx2::linear,
     dequantize_output,
-    avx2::write_kv,
-    avx2::attention_unit,
+    avx2::write_kv_as,
+    avx2::attention_unit_as,
     avx2::merge_unit,
     &avx2::kSamplerKernels,
 };

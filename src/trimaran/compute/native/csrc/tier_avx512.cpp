@@ -2,7 +2,7 @@
 
 #include "tier.h"
 
-#include "attention_kernels.h"
+#include "attention_int8.h"
 #include "elementwise.h"
 #include "linear_bf16.h"
 #include "linear_int.h"
@@ -31,8 +31,8 @@ const Tier kTierAvx512 = {
     avx512::to_bf16_row,
     avx512::linear,
     dequantize_output,
-    avx512::write_kv,
-    avx512::attention_unit,
+    avx512::write_kv_as,
+    avx512::attention_unit_as,
     avx512::merge_unit,
     &avx512::kSamplerKernels,
 };

@@ -2,7 +2,7 @@
 
 #include "tier.h"
 
-#include "attention_kernels.h"
+#include "attention_int8.h"
 #include "elementwise.h"
 #include "linear_bf16.h"
 #include "linear_int.h"
@@ -31,8 +31,8 @@ const Tier kTierPortable = {
     portable::to_bf16_row,
     portable::linear,
     dequantize_output,
-    portable::write_kv,
-    portable::attention_unit,
+    portable::write_kv_as,
+    portable::attention_unit_as,
     portable::merge_unit,
     &portable::kSamplerKernels,
 };
