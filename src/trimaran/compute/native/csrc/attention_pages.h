@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "attention.h"
+#include "elementwise.h"
 #include "kv_cache.h"
 
 namespace trimaran::TRIMARAN_TIER {
@@ -31,6 +32,34 @@ static inline std::uint16_t to_bf16(float value) {
   return static_cast<std::uint16_t>(nan ? (bits >> 16) | 0x40u : rounded);
 }
 
+// 16 elements of K, rounded, pair by pair into the lines of a page.
+static inline void write_keys(const float* k, int block_size, std::uint16_t* lines) {
+  std::uint16_t rounded[kLanes];
+#if defined(__AVX512F__)
+  bf16_lanes(vload(k), rounded);
+#else
+  for (int d = 0; d < kLanes; ++d) rounded[d] = to_bf16(k[d]);
+#endif
+  for (int d = 0; d < kLanes; d += 2)
+    std::memcpy(lines + d * block_size, rounded + d, 2 * sizeof(std::uint16_t));
+}
+
+// 16 elements of V, rounded, each the first or second of its pair.
+static inline void write_values(const float* v, int second, std::uint16_t* pairs) {
+#if defined(__AVX512F__)
+  std::uint16_t rounded[kLanes];
+  bf16_lanes(vload(v), rounded);
+  const __m512i low =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rounded)));
+  if (second)
+    _mm512_mask_storeu_epi16(pairs, 0xaaaaaaaau, _mm512_slli_epi32(low, 16));
+  else
+    _mm512_mask_storeu_epi16(pairs, 0x55555555u, low);
+#else
+  for (int d = 0; d < kLanes; ++d) pairs[2 * d + second] = to_bf16(v[d]);
+#endif
+}
+
 // Writes K and V of rows row_begin..row_end at their slots. Every element is stored by
 // itself, so rows of one page may be written by several threads.
 static void write_kv(const AttentionArgs& args, int row_begin, int row_end) {
@@ -38,7 +67,6 @@ static void write_kv(const AttentionArgs& args, int row_begin, int row_end) {
   const std::size_t page = static_cast<std::size_t>(dim) * block_size;
   auto* k_cache = reinterpret_cast<std::uint16_t*>(args.k_cache);
   auto* v_cache = reinterpret_cast<std::uint16_t*>(args.v_cache);
-  std::uint16_t rounded[kMaxHeadDim];
   for (int row = row_begin; row < row_end; ++row) {
     const int slot = args.slots[row];
     const int offset = slot % block_size;
@@ -46,12 +74,11 @@ static void write_kv(const AttentionArgs& args, int row_begin, int row_end) {
     for (int head = 0; head < args.kv_heads; ++head) {
       const std::size_t source = (static_cast<std::size_t>(row) * args.kv_heads + head) * dim;
       std::uint16_t* keys = k_cache + (block + head) * page + 2 * offset;
-      for (int d = 0; d < dim; ++d) rounded[d] = to_bf16(args.k[source + d]);
-      for (int d = 0; d < dim; d += 2)
-        std::memcpy(keys + d * block_size, rounded + d, 2 * sizeof(std::uint16_t));
       std::uint16_t* values = v_cache + (block + head) * page + (offset / 2) * 2 * dim;
-      for (int d = 0; d < dim; ++d) rounded[d] = to_bf16(args.v[source + d]);
-      for (int d = 0; d < dim; ++d) values[2 * d + offset % 2] = rounded[d];
+      for (int d = 0; d < dim; d += kLanes) {
+        write_keys(args.k + source + d, block_size, keys + d * block_size);
+        write_values(args.v + source + d, offset % 2, values + 2 * d);
+      }
     }
   }
 }
