@@ -355,7 +355,8 @@ class SquareFinisher {
 };
 
 // 32 rows of two blocks over one slab: tiles 0 and 1 are the left and right block of the
-// upper rows, 2 and 3 of the lower ones. `every`: steps from one unpacking to the next.
+// upper rows, 2 and 3 of the lower ones. Products with the same B follow each other: a second
+// one takes 10 cycles in place of 16. `every`: steps from one unpacking to the next.
 template <class F>
 static inline void square(const std::uint8_t* a, std::size_t tile_stride, const SlabPair& b,
                           int every, PairUnpacker<F>& unpacker, SquareFinisher<F>& finisher) {
@@ -374,10 +375,10 @@ static inline void square(const std::uint8_t* a, std::size_t tile_stride, const 
     _tile_loadd(4, a, 64);
     _tile_loadd(6, left, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, right, 64);
-    _tile_dpbf16ps(1, 4, 7);
     _tile_loadd(5, below, 64);
     _tile_dpbf16ps(2, 5, 6);
+    _tile_loadd(7, right, 64);
+    _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(3, 5, 7);
     if (--wait == 0) {
       unpacker.next();
