@@ -151,8 +151,9 @@ def test_what_is_not_finite_stays_in_its_rows(isa: str, part: str, bad: float) -
 
 @EVERY_ISA
 @given(
-    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32)
-    .map(lambda values: values[:32]),
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32).map(
+        lambda values: values[:32]
+    ),
     slot=st.integers(0, 31),
 )
 @settings(max_examples=50, deadline=None)
