@@ -1,6 +1,7 @@
 """How far each precision is from float32: the figures of docs/accuracy.md.
 
-    python bench/accuracy.py [--weights bf16,int8,as-is] [--kv bf16,int8] [--isa auto] [--threads 2] [--peer]
+    python bench/accuracy.py [--weights bf16,int8,as-is] [--kv bf16,int8] [--isa auto]
+        [--threads 2] [--peer]
 
 The oracle is llama.cpp in float32 on the dequantised weights of the default model
 (`tests/oracle`); it and the engine read the same texts, some thousand tokens, and the
