@@ -1,6 +1,7 @@
 """How far each precision is from float32: the figures of docs/accuracy.md.
 
-    python bench/accuracy.py [--weights bf16,int8,as-is] [--isa auto] [--threads 2] [--peer]
+    python bench/accuracy.py [--weights bf16,int8,as-is] [--kv bf16,int8] [--isa auto]
+        [--threads 2] [--peer]
 
 The oracle is llama.cpp in float32 on the dequantised weights of the default model
 (`tests/oracle`); it and the engine read the same texts, some thousand tokens, and the
@@ -14,6 +15,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +78,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="smollm2-135m", help="name or path of a GGUF model")
     parser.add_argument("--weights", default="bf16,int8,as-is")
+    parser.add_argument("--kv", default="bf16")
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--peer", action="store_true")
@@ -84,9 +87,11 @@ def main() -> None:
     answers = ask_oracle(path)
     print("| arithmetic | text | positions | greedy equal | KL mean | KL 99 % | KL largest |")
     print("|---|---|---|---|---|---|---|")
-    for weights in args.weights.split(","):
-        config = EngineConfig(backend="native", weights=weights, isa=args.isa, threads=args.threads)
-        print(*rows(f"native {weights}", ours(path, config, answers)), sep="\n")
+    for weights, kv in product(args.weights.split(","), args.kv.split(",")):
+        config = EngineConfig(
+            backend="native", weights=weights, kv=kv, isa=args.isa, threads=args.threads
+        )
+        print(*rows(f"native {weights}, KV {kv}", ours(path, config, answers)), sep="\n")
     if args.peer:
         print(*rows("llama.cpp, file as it is", theirs(path, answers)), sep="\n")
 

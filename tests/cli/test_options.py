@@ -21,8 +21,8 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.sampling_params import SamplingParams
 
 EVERY_FLAG = """
-    --backend native --weights int8 --isa avx2 --no-build-cache --threads 3
-    --max-model-len 99
+    --backend native --weights int8 --kv int8 --isa avx2 --no-build-cache
+    --threads 3 --max-model-len 99
     --block-size 8 --kv-cache-bytes 3MiB --kv-memory-fraction 0.25
     --max-num-seqs 5 --max-num-batched-tokens 77 --no-prefix-cache
     --order fcfs --capacity max-utilization --engine-seed 11
@@ -64,6 +64,7 @@ def test_every_flag_reaches_its_field() -> None:
     assert EngineConfig.from_mapping(engine) == EngineConfig(
         backend="native",
         weights="int8",
+        kv="int8",
         isa="avx2",
         build_cache=False,
         threads=3,

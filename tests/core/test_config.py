@@ -9,6 +9,7 @@ from trimaran.core.errors import ConfigError
     [
         ("backend", "cuda"),
         ("weights", "int3"),
+        ("kv", "fp8"),
         ("isa", "sse"),
         ("threads", -1),
         ("block_size", 5),

@@ -178,7 +178,9 @@ def _start_build(
     from trimaran.compute.native.backend import NativeBackend
 
     built = build.built
-    backend = NativeBackend(built, threads=config.threads, max_rows=config.max_num_batched_tokens)
+    backend = NativeBackend(
+        built, kv=config.kv, threads=config.threads, max_rows=config.max_num_batched_tokens
+    )
     phase_done("start threads")
     return LoadedModel(built.config, build.tokenizer, build.chat_template, backend)
 
@@ -257,6 +259,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
         return NativeBackend(
             model,
             weights=config.weights,
+            kv=config.kv,
             isa=config.isa,
             threads=config.threads,
             max_rows=config.max_num_batched_tokens,
@@ -267,7 +270,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
             " slower",
             native.unavailable_reason(),
         )
-    for option, default in (("isa", "auto"), ("weights", "as-is")):
+    for option, default in (("isa", "auto"), ("weights", "as-is"), ("kv", "bf16")):
         if getattr(config, option) != default:
             raise BackendError(
                 f"{option} is '{getattr(config, option)}', which the reference back end doesn't"

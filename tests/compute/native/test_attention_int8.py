@@ -51,7 +51,8 @@ def test_one_far_ahead(isa: str) -> None:
     world.v[0][1::5] = 0
     piece = Piece(0, 0, 400)
     (out,) = step(world, isa, [piece])
-    assert np.abs(out - world.exact(piece, "int8")).max() < 200 * ERROR
+    exact = world.exact(piece, "int8")
+    assert np.abs(out - exact).max() < 2 * ERROR * np.abs(exact).max()
 
 
 @EVERY_ISA
@@ -150,8 +151,9 @@ def test_what_is_not_finite_stays_in_its_rows(isa: str, part: str, bad: float) -
 
 @EVERY_ISA
 @given(
-    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32)
-    .map(lambda values: values[:32]),
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=32).map(
+        lambda values: values[:32]
+    ),
     slot=st.integers(0, 31),
 )
 @settings(max_examples=50, deadline=None)

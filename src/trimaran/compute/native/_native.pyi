@@ -96,6 +96,7 @@ def attend(
     out: _Float32,
     out_bf16: _Bytes | None = None,
     grouped: bool = True,
+    kv: str = "bf16",
 ) -> None: ...
 def prefix_groups(
     positions: _Int32,
@@ -137,7 +138,9 @@ class Program:
 class ThreadPool: ...
 
 class Executor:
-    def __init__(self, program: Program, isa: str, threads: int, max_rows: int) -> None: ...
+    def __init__(
+        self, program: Program, isa: str, threads: int, max_rows: int, kv: str = "bf16"
+    ) -> None: ...
     def allocate_cache(self, blocks: int, block_size: int) -> None: ...
     def run(
         self,

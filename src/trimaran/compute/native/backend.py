@@ -9,12 +9,13 @@ from trimaran.compute.native import _native
 from trimaran.compute.native.built import BuiltModel, build
 from trimaran.compute.native.sampler import NativeSampler
 from trimaran.compute.processors import usable_processors
+from trimaran.core.config import KV_FORMATS
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
 from trimaran.models.model import Model
 
-_KV_BYTES = 2  # bf16
+_SCALE_BYTES = 4  # of an int8 cache: a float32 for each token and KV head
 
 
 def available_isas() -> list[str]:
@@ -27,7 +28,8 @@ class NativeBackend:
 
     Activations between operations are float32. A linear layer in 4 or 8 bits rounds its
     input to 12 bits a row and sums exactly, or on AMX becomes bf16 tile by tile; csrc/linear.h
-    and csrc/attention.h state the arithmetic. The KV cache is bf16.
+    and csrc/attention.h state the arithmetic. The KV cache is in bf16, or in
+    int8 with a scale for each token and KV head (csrc/kv_cache.h).
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class NativeBackend:
         model: Model | BuiltModel,
         *,
         weights: str = "as-is",
+        kv: str = "bf16",
         isa: str = "auto",
         threads: int = 0,
         max_rows: int = 2048,
@@ -44,6 +47,7 @@ class NativeBackend:
         Args:
             model: one that is built has its weights and its instruction set already.
             weights: "as-is", "bf16", "int8" or "int4", as in `EngineConfig`.
+            kv: "bf16" or "int8", as in `EngineConfig`.
             isa: "auto" or one of `available_isas`.
             threads: 0 takes the processors this process may use (`usable_processors`).
             max_rows: rows of a step, at most; memory for activations is sized by it.
@@ -55,6 +59,9 @@ class NativeBackend:
         """
         if max_rows < 1 or threads < 0:
             raise BackendError(f"max_rows is {max_rows} and threads {threads}; both must be more")
+        if kv not in KV_FORMATS:
+            raise BackendError(f"kv is '{kv}'; give one of {', '.join(KV_FORMATS)}")
+        self._kv = kv
         self._threads = threads or usable_processors()
         if not isinstance(model, BuiltModel):
             model = build(model, weights, isa, self._threads)
@@ -75,7 +82,7 @@ class NativeBackend:
     def _start(self, built: BuiltModel, max_rows: int) -> _native.Executor:
         try:
             program = built.plan.program(built.matrices)
-            return _native.Executor(program, self._isa, self._threads, max_rows)
+            return _native.Executor(program, self._isa, self._threads, max_rows, self._kv)
         except ValueError as error:
             raise BackendError(f"the native kernels can't run this model: {error}") from None
         except MemoryError:
@@ -97,7 +104,7 @@ class NativeBackend:
             "threads": self._threads,
             "weights": self._weights,
             "weight_formats": dict(self._formats),
-            "kv": "bf16",
+            "kv": self._kv,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "weight_bytes": self._weight_bytes,
             "linear_parameters": self._linear_parameters,
@@ -107,7 +114,8 @@ class NativeBackend:
 
     def kv_bytes_per_token(self) -> int:
         config = self._config
-        return 2 * _KV_BYTES * config.num_layers * config.num_kv_heads * config.head_dim
+        head = config.head_dim + _SCALE_BYTES if self._kv == "int8" else 2 * config.head_dim
+        return 2 * config.num_layers * config.num_kv_heads * head
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Makes the KV cache. Memory is taken from the system as blocks are first written.
