@@ -34,6 +34,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -217,6 +218,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    # Ended by `timeout` or `kill`, it must still end its engines, which are stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     scenarios = {name: SCENARIOS[name].at_most(args.requests) for name in args.scenarios.split(",")}
     settings = Settings(
         sequences=min(32, max(s.requests for s in scenarios.values())),
