@@ -84,6 +84,17 @@ def quantized_model(type_name: str, seed: int = 0, **changes: object) -> Model:
     return type(model)(model.config, weights)  # type: ignore[call-arg]
 
 
+def mixed_model(types: dict[str, str], seed: int = 0) -> Model:
+    """The tiny model with the matrices whose names have a key of `types` in that block type,
+    and the others in Q4_1."""
+    model = tiny_model(seed, hidden_size=64, intermediate_size=96)
+    weights = {}
+    for name, weight in model.weights.items():
+        kinds = [kind for part, kind in types.items() if part in name] or ["Q4_1"]
+        weights[name] = weight if len(weight.shape) == 1 else _quantized(weight, kinds[0])
+    return type(model)(model.config, weights)  # type: ignore[call-arg]
+
+
 def _quantized(weight: Weight, type_name: str) -> Weight:
     kind = gguf.GGMLQuantizationType[type_name]
     rows = gguf.quantize(np.ascontiguousarray(weight.values()), kind)

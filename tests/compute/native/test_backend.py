@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.plans import Line, make_plan, step
-from support.quantized import quantized_model
+from support.quantized import mixed_model, quantized_model
 from support.tiny import ArrayStorage, tiny_config, tiny_model
 
 from trimaran.compute.backend import Backend
@@ -63,6 +63,15 @@ def test_near_the_reference_on_the_files_own_weights(isa: str, type_name: str) -
     # What is left are activations in 12 bits, or all in bf16, and a cache in bf16.
     tolerance = 0.03 if isa == "amx" else 0.01
     assert_near(native, run_alone(ReferenceBackend(model), TOKENS), tolerance)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_gates_of_another_type_than_what_they_gate(isa: str) -> None:
+    model = mixed_model({"gate_proj": "Q8_0"})
+    native = run_alone(NativeBackend(model, isa=isa, threads=2), TOKENS)
+    assert_near(native, run_alone(ReferenceBackend(model), TOKENS), 0.03)
+    alone = run_alone(NativeBackend(model, isa=isa, threads=1), TOKENS[:3])
+    np.testing.assert_array_equal(alone, native[:3])
 
 
 @pytest.mark.parametrize("isa", ISAS)
