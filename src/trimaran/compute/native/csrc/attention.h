@@ -47,6 +47,7 @@ struct AttentionArgs {
   std::uint8_t* k_cache = nullptr;  // this layer's pages, see kv_cache.h
   std::uint8_t* v_cache = nullptr;
   KvFormat kv = KvFormat::kBf16;
+  std::size_t block_stride = 0;  // bytes from one block of k_cache, or v_cache, to the next
   int rows = 0;
   int sequences = 0;
   int heads = 0;

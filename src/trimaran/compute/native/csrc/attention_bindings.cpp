@@ -127,6 +127,7 @@ void attend(const std::string& isa, int threads, Array<const float, 3> q,
         "out_bf16 must have 64 bytes for every 32 elements of a row, in tiles of 16 rows");
   const std::size_t block_bytes =
       k.shape(1) * kv_page_bytes(args.kv, args.head_dim, args.block_size);
+  args.block_stride = block_bytes;
   check(k_cache.size() == v_cache.size() && k.shape(2) == q.shape(2) &&
             k_cache.size() * sizeof(std::uint16_t) == k_cache.shape(0) * block_bytes,
         "the caches must have the heads and dimensions of k");
@@ -168,8 +169,8 @@ void copy_block(Array<std::uint16_t, 5> cache, int source, int target) {
   const int blocks = static_cast<int>(cache.shape(0));
   check(source >= 0 && source < blocks && target >= 0 && target < blocks,
         "source and target must be blocks of the cache");
-  copy_kv_block(reinterpret_cast<std::uint8_t*>(cache.data()),
-                cache.size() / cache.shape(0) * sizeof(std::uint16_t), source, target);
+  const std::size_t bytes = cache.size() / cache.shape(0) * sizeof(std::uint16_t);
+  copy_kv_block(reinterpret_cast<std::uint8_t*>(cache.data()), bytes, bytes, source, target);
 }
 
 }  // namespace

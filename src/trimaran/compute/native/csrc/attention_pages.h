@@ -65,16 +65,16 @@ static inline void write_values(const float* v, int second, std::uint16_t* pairs
 static void write_kv(const AttentionArgs& args, int row_begin, int row_end) {
   const int dim = args.head_dim, block_size = args.block_size;
   const std::size_t page = static_cast<std::size_t>(dim) * block_size;
-  auto* k_cache = reinterpret_cast<std::uint16_t*>(args.k_cache);
-  auto* v_cache = reinterpret_cast<std::uint16_t*>(args.v_cache);
   for (int row = row_begin; row < row_end; ++row) {
     const int slot = args.slots[row];
     const int offset = slot % block_size;
-    const std::size_t block = static_cast<std::size_t>(slot / block_size) * args.kv_heads;
+    const std::size_t block = static_cast<std::size_t>(slot / block_size) * args.block_stride;
+    auto* k_pages = reinterpret_cast<std::uint16_t*>(args.k_cache + block);
+    auto* v_pages = reinterpret_cast<std::uint16_t*>(args.v_cache + block);
     for (int head = 0; head < args.kv_heads; ++head) {
       const std::size_t source = (static_cast<std::size_t>(row) * args.kv_heads + head) * dim;
-      std::uint16_t* keys = k_cache + (block + head) * page + 2 * offset;
-      std::uint16_t* values = v_cache + (block + head) * page + (offset / 2) * 2 * dim;
+      std::uint16_t* keys = k_pages + head * page + 2 * offset;
+      std::uint16_t* values = v_pages + head * page + (offset / 2) * 2 * dim;
       for (int d = 0; d < dim; d += kLanes) {
         write_keys(args.k + source + d, block_size, keys + d * block_size);
         write_values(args.v + source + d, offset % 2, values + 2 * d);
@@ -106,7 +106,7 @@ class PageTable {
       : table_(args.block_tables + static_cast<std::size_t>(sequence) * args.table_width),
         k_cache_(args.k_cache),
         v_cache_(args.v_cache),
-        kv_heads_(args.kv_heads),
+        block_stride_(args.block_stride),
         kv_head_(kv_head),
         page_bytes_(kv_page_bytes(args.kv, args.head_dim, args.block_size)),
         dim_(args.head_dim),
@@ -131,7 +131,7 @@ class PageTable {
  private:
   const std::uint8_t* page(const std::uint8_t* cache, int kv_head, int position) const {
     const std::size_t block = table_[position / block_size_];
-    return cache + (block * kv_heads_ + kv_head) * page_bytes_;
+    return cache + block * block_stride_ + kv_head * page_bytes_;
   }
 
   void prefetch(const std::uint8_t* cache, int kv_head, int base) const {
@@ -146,7 +146,8 @@ class PageTable {
   const std::int32_t* table_;
   const std::uint8_t* k_cache_;
   const std::uint8_t* v_cache_;
-  int kv_heads_, kv_head_;
+  std::size_t block_stride_;
+  int kv_head_;
   std::size_t page_bytes_;
   int dim_, block_size_, context_;
 };

@@ -112,7 +112,7 @@ void Executor::allocate_cache(int blocks, int block_size) {
   cache_ = Memory();  // first, so that both never exist
   blocks_ = 0;
   block_bytes_ = shape.kv_heads * kv_page_bytes(kv_, shape.head_dim, block_size);
-  cache_ = Memory(block_bytes_ * blocks * 2 * program_->layers());
+  cache_ = Memory(block_stride() * blocks);
   blocks_ = blocks;
   block_size_ = block_size;
 }
@@ -293,9 +293,9 @@ void Executor::run_unit(const Phase& phase, int unit, int thread) {
 }
 
 void Executor::copy_blocks(int unit) {
-  std::uint8_t* cache = cache_.as<std::uint8_t>() + unit * block_bytes_ * blocks_;
+  std::uint8_t* cache = cache_.as<std::uint8_t>() + unit * block_bytes_;
   for (int copy = 0; copy < step_.copies; ++copy)
-    copy_kv_block(cache, block_bytes_, step_.copy_pairs[2 * copy],
+    copy_kv_block(cache, block_stride(), block_bytes_, step_.copy_pairs[2 * copy],
                   step_.copy_pairs[2 * copy + 1]);
 }
 
@@ -428,7 +428,6 @@ LinearTask Executor::task_of(const LinearPart& part) const {
 AttentionArgs Executor::attention_args(const Instruction& instruction) const {
   const AttentionShape& shape = instruction.attention;
   const auto data = [&](int buffer) { return buffer < 0 ? nullptr : buffers_[buffer]; };
-  const std::size_t layer_bytes = block_bytes_ * blocks_;
   AttentionArgs args;
   args.q = data(instruction.a);
   args.k = data(instruction.b);
@@ -436,8 +435,9 @@ AttentionArgs Executor::attention_args(const Instruction& instruction) const {
   args.out = data(instruction.out);
   if (direct_ && instruction.direct_output) args.out_bf16 = bf16_[1];
   args.kv = kv_;
-  args.k_cache = cache_.as<std::uint8_t>() + 2 * shape.layer * layer_bytes;
-  args.v_cache = args.k_cache + layer_bytes;
+  args.k_cache = cache_.as<std::uint8_t>() + 2 * shape.layer * block_bytes_;
+  args.v_cache = args.k_cache + block_bytes_;
+  args.block_stride = block_stride();
   args.rows = step_.rows;
   args.sequences = step_.sequences;
   args.heads = shape.heads;

@@ -126,6 +126,7 @@ class Executor {
   Memory cache_;
   int blocks_ = 0, block_size_ = 0;
   std::size_t block_bytes_ = 0;  // of one layer's K, or V
+  std::size_t block_stride() const { return block_bytes_ * 2 * program_->layers(); }
 
   Step step_;
   AttentionPlan attention_plan_;

@@ -26,14 +26,14 @@ static void write_kv_int8(const AttentionArgs& args, int row_begin, int row_end)
   };
   for (int row = row_begin; row < row_end; ++row) {
     const int slot = args.slots[row], offset = slot % block_size;
-    const std::size_t block = static_cast<std::size_t>(slot / block_size) * args.kv_heads;
+    const std::size_t block = static_cast<std::size_t>(slot / block_size) * args.block_stride;
     for (int head = 0; head < args.kv_heads; ++head) {
       const std::size_t source = (static_cast<std::size_t>(row) * args.kv_heads + head) * dim;
-      std::uint8_t* page = args.k_cache + (block + head) * page_bytes;
+      std::uint8_t* page = args.k_cache + block + head * page_bytes;
       encode(args.k + source, page + scales_at + offset * sizeof(float));
       for (int d = 0; d < dim; d += kLineOf)
         std::memcpy(page + d * block_size + kLineOf * offset, codes + d, kLineOf);
-      page = args.v_cache + (block + head) * page_bytes;
+      page = args.v_cache + block + head * page_bytes;
       encode(args.v + source, page + scales_at + offset * sizeof(float));
       std::uint8_t* values = page + offset / kLineOf * kLineOf * dim + offset % kLineOf;
       for (int d = 0; d < dim; ++d) values[kLineOf * d] = static_cast<std::uint8_t>(codes[d]);

@@ -1,5 +1,10 @@
-// The KV cache of one layer: pages, laid out so that both products of attention read them as
-// they lie. One (block, kv_head) is contiguous.
+// The KV cache: pages, laid out so that both products of attention read them as
+// they lie.
+//
+//   [block][layer]{ K page [kv_head], V page [kv_head] }
+//
+// So what a sequence has written lies together, and memory is taken from the system only as
+// blocks are first used.
 //
 // bf16
 //   K page   [kv_head][head_dim / 2][block_size][2]   pairs of elements; columns are positions
@@ -53,9 +58,10 @@ static inline std::size_t kv_page_bytes(KvFormat format, int head_dim, int block
   return position * block_size;
 }
 
-// Copies one block of one layer's K (or V): copy-on-write.
-inline void copy_kv_block(std::uint8_t* cache, std::size_t block_bytes, int source, int target) {
-  std::memcpy(cache + target * block_bytes, cache + source * block_bytes, block_bytes);
+// Copies `bytes` of one block, blocks being `stride` bytes apart: copy-on-write.
+inline void copy_kv_block(std::uint8_t* cache, std::size_t stride, std::size_t bytes, int source,
+                          int target) {
+  std::memcpy(cache + target * stride, cache + source * stride, bytes);
 }
 
 }  // namespace trimaran
