@@ -26,10 +26,10 @@ def available_isas() -> list[str]:
 class NativeBackend:
     """Runs a model's recorded forward in one call a step; implements `Backend`.
 
-    Activations between operations are float32. A linear layer in 4 or 8 bits rounds its
-    input to 12 bits a row and sums exactly, or on AMX becomes bf16 tile by tile; csrc/linear.h
-    and csrc/attention.h state the arithmetic. The KV cache is in bf16, or in
-    int8 with a scale for each token and KV head (csrc/kv_cache.h).
+    Activations between operations are float32. Linear layers round their input to 12 bits a
+    row and sum exactly where weights have 4 or 8 bits and the machine has no AMX, and to bf16
+    otherwise; csrc/linear.h and csrc/attention.h state the arithmetic. The KV cache is in
+    bf16, or in int8 with a scale for each token and KV head (csrc/kv_cache.h).
     """
 
     def __init__(

@@ -21,7 +21,8 @@ static float softmax_int8(const IntView& view, const std::int32_t* sums, float q
   const V16 none = vset1(-__builtin_inff()), scale = vset1(q_scale);
   V16 top = none;
   for (int i = 0; i < used; ++i) {
-    V16 score = vmul(load_scores(sums + i * kLanes), vmul(vload(view.k_scales + i * kLanes), scale));
+    const V16 scales = vmul(vload(view.k_scales + i * kLanes), scale);
+    V16 score = vmul(load_scores(sums + i * kLanes), scales);
     if (i == whole) score = vselect_first(rest, score, none);
     vstore(scores + i * kLanes, score);
     top = vmax(score, top);

@@ -212,11 +212,10 @@ void Executor::work(int thread) {
 int Executor::Progress::take(int thread) {
   std::uint64_t seen = left.load(std::memory_order_relaxed);
   for (;;) {
-    const auto begin = static_cast<std::uint32_t>(seen), end = static_cast<std::uint32_t>(seen >> 32);
+    const auto begin = static_cast<std::uint32_t>(seen);
+    const auto end = static_cast<std::uint32_t>(seen >> 32);
     if (begin >= end) return -1;
-    const std::uint64_t rest = thread % 2 == 0
-                                   ? seen + 1
-                                   : seen - (std::uint64_t{1} << 32);
+    const std::uint64_t rest = thread % 2 == 0 ? seen + 1 : seen - (std::uint64_t{1} << 32);
     if (left.compare_exchange_weak(seen, rest, std::memory_order_relaxed))
       return static_cast<int>(thread % 2 == 0 ? begin : end - 1);
   }

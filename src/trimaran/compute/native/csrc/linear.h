@@ -27,7 +27,8 @@
 // |isum| < 2^24, so the conversion is exact too. Because sums are exact, a kernel may be
 // chosen by the number of rows.
 //
-// Products in bf16. Activations and weights are rounded to bf16, to nearest, ties to even.
+// Products in bf16. Activations, and weights held in bf16, are rounded to nearest, ties to
+// even; S4 and S8 have a rounding of their own.
 // Tiles sum even and odd inputs apart within a step and add both to what they have, step by
 // step; vectors (linear_bf16.h) over all steps. Either order is that of the inputs alone.
 #pragma once

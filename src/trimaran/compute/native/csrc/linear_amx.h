@@ -532,8 +532,8 @@ static void unpacked_lane(const LinearView& weight, int output, float* values) {
     F::unpack(block + step * F::step_bytes, reinterpret_cast<std::uint8_t*>(tile));
     const int left = weight.inputs - step * kStep;
     for (int k = 0; k < (left < kStep ? left : kStep); ++k) {
-      const std::uint32_t bits = static_cast<std::uint32_t>(tile[(k / 2 * kBlock + lane) * 2 + k % 2])
-                                 << 16;
+      const std::uint16_t half = tile[(k / 2 * kBlock + lane) * 2 + k % 2];
+      const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
       float value;
       std::memcpy(&value, &bits, sizeof value);
       values[step * kStep + k] = multiplier * value;

@@ -12,8 +12,8 @@ LinearView stream_view(int outputs, int inputs, const CodeFormat& format);
 // Writes a block from the codes of its 16 outputs, [16][steps].
 //
 // A multiplier is the power of two that brings the largest magnitude of its output into
-// (0.9375, 1.875]; slopes and offsets make up for the cut and are rounded to float16 so that the code in the middle
-// of those used keeps its value.
+// (0.9375, 1.875]. Slopes and offsets make up for the cut, and are rounded to float16 so that
+// the code in the middle of those used keeps its value.
 void write_stream_block(const LinearView& view, const CodeFormat& format,
                         const StepCodes* outputs, std::uint8_t* block);
 

@@ -80,7 +80,11 @@ void Barrier::wait() {
 }
 
 ThreadPool::ThreadPool(int threads)
-    : size_(threads), process_(getpid()), barrier_(threads), turns_(new OwnTurn[threads]), workers_(new Workers) {
+    : size_(threads),
+      process_(getpid()),
+      barrier_(threads),
+      turns_(new OwnTurn[threads]),
+      workers_(new Workers) {
   const std::vector<int> cpus = allowed_cpus();
   const bool pin = static_cast<int>(cpus.size()) == threads;
   if (pin) home_ = cpus[0];

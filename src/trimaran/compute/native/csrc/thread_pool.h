@@ -50,8 +50,8 @@ class ThreadPool {
  public:
   // The caller of `run` and `share` is thread 0; the others are started here. Where there are
   // as many threads as processors that this process may use, each of those started stays on
-  // one, and the caller is taken to the one that is left when it begins: otherwise the system may leave
-  // two on the same one for long. Throws std::system_error.
+  // one, and the caller is taken to the one that is left when it begins: otherwise the system
+  // may leave two on the same one for long. Throws std::system_error.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
