@@ -15,6 +15,7 @@ from trimaran.cache.prefix_index import Match, NoIndex, PrefixIndex
 from trimaran.core.request import Sequence
 
 Int32 = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,6 @@ class KVCacheManager:
         self._tables: dict[Sequence, BlockTable] = {}
         self._matrix = TableMatrix()
         self._copies: list[tuple[int, int]] = []
-        self._rows_of: list[Sequence] = []
-        self._rows: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         self._queried = self._hit = 0
 
     # ------------------------------------------------------------------ sequences
@@ -166,27 +165,22 @@ class KVCacheManager:
         for block in reversed(table.blocks):
             self.pool.release(block)
         self._matrix.give_back(table.row, len(table.blocks))
-        self._rows_of = []
 
     # ------------------------------------------------------------------ for a step's plan
 
-    def rows(self, sequences: list[Sequence]) -> npt.NDArray[np.intp]:
-        """[S] rows of the sequences' tables in the matrix; kept while they stay the same."""
-        if sequences != self._rows_of or not sequences:
-            tables = self._tables
-            self._rows = np.array([tables[sequence].row for sequence in sequences], np.intp)
-            self._rows_of = list(sequences)
-        return self._rows
+    def row(self, sequence: Sequence) -> int:
+        """Row of a sequence's table in the matrix: the same from `admit` or `fork` on until
+        `release`."""
+        return self._tables[sequence].row
 
-    def short(self, sequences: list[Sequence], ends: Int32) -> list[int]:
-        """Places in `sequences` of those that need `allocate` to be written up to `ends`."""
-        writable = self._matrix.writable[self.rows(sequences)]
-        places: list[int] = (writable < ends).nonzero()[0].tolist()
+    def short(self, rows: Rows, ends: Int32) -> list[int]:
+        """Places in `rows` of the tables that need `allocate` to be written up to `ends`."""
+        places: list[int] = (self._matrix.writable[rows] < ends).nonzero()[0].tolist()
         return places
 
-    def tables(self, sequences: list[Sequence], width: int) -> Int32:
+    def tables(self, rows: Rows, width: int) -> Int32:
         """int32 [S, width] block tables (a copy), padded with -1."""
-        found = self._matrix.blocks[:, :width][self.rows(sequences)]
+        found = self._matrix.blocks[:, :width][rows]
         if found.shape[1] < width:
             raise AssertionError(f"tables of {width} blocks wanted, none is so long")
         return found

@@ -97,8 +97,8 @@ class EngineCore:
         live = LiveRequest.start(
             request, self.tokenizer, self.model.eos_token_ids, self.max_model_len, seed
         )
-        self._live[request.id] = live
         self.scheduler.add(live.generations[0].sequence)
+        self._live[request.id] = live
 
     def abort(self, request_id: str) -> list[SequenceDelta]:
         """Ends a request at once and frees what it holds; unknown ids are ignored."""
@@ -136,11 +136,11 @@ class EngineCore:
 
     def _note_scheduled(self, step: ScheduledStep) -> None:
         now = self.clock.now()
-        for scheduled in step.entries:
-            metrics = self._live[scheduled.sequence.request.id].metrics
+        for sequence in step.admitted:
+            metrics = self._live[sequence.request.id].metrics
             if metrics.first_scheduled is None:
                 metrics.first_scheduled = now
-                metrics.cached_tokens = scheduled.sequence.cached
+                metrics.cached_tokens = sequence.cached
         for sequence in step.preempted:
             live = self._live.get(sequence.request.id)
             if live is not None:  # else it was aborted before this step
@@ -149,14 +149,9 @@ class EngineCore:
     def _picks(self, step: ScheduledStep) -> list[Pick]:
         """Who samples, from which row; a request with n > 1 forks here, all from one row."""
         picks: list[Pick] = []
-        for scheduled in step.entries:
-            if not scheduled.samples:
-                continue
-            sequence = scheduled.sequence
+        for sequence, row in step.sampling():
             live = self._live[sequence.request.id]
-            row = scheduled.logits.stop - 1
-            generation = next(g for g in live.generations if g.sequence is sequence)
-            picks.append(Pick(generation, row))
+            picks.append(Pick(live.generations[sequence.index], row))
             if live.request.params.n > 1 and not sequence.forked:
                 for child in live.fork():
                     self.scheduler.fork(sequence, child.sequence)
@@ -211,6 +206,8 @@ class EngineCore:
 
     def _score_prompts(self, step: ScheduledStep, logits: Float32) -> None:
         """Each prompt token is scored by the logits of the row before it."""
+        if not step.scoring:
+            return
         for scheduled in step.entries:
             sequence = scheduled.sequence
             live = self._live[sequence.request.id]
