@@ -49,12 +49,13 @@ def advance(scheduler: Scheduler) -> tuple[float, float]:
     step = scheduler.schedule()
     scheduled = time.perf_counter()
     assert step is not None
+    tokens = [len(sequence.tokens) % 31991 for sequence, _ in step.sampling()]
     between = time.perf_counter()
     scheduler.commit(step)
+    scheduler.sampled(step, tokens)
     committed = time.perf_counter()
-    for entry in step.entries:
-        if entry.samples:
-            entry.sequence.tokens.append(len(entry.sequence.tokens) % 31991)
+    for (sequence, _), token in zip(step.sampling(), tokens, strict=True):
+        sequence.tokens.append(token)
     return scheduled - begin, committed - between
 
 

@@ -131,7 +131,7 @@ def test_the_first_to_write_a_shared_block_copies_it_and_the_last_need_not() -> 
     kv.check()
     everyone = [parent, *children]
     rows = rows_of(kv, everyone)
-    assert kv.short(rows, np.array([7, 7, 7], np.int32)) == [0, 1, 2]
+    assert kv.short(rows, np.array([7, 7, 7], np.int32)).tolist() == [0, 1, 2]
     for each in everyone:
         assert kv.allocate(each, 7)
         kv.check()
@@ -141,7 +141,7 @@ def test_the_first_to_write_a_shared_block_copies_it_and_the_last_need_not() -> 
     assert tables[2] == shared
     assert kv.take_copies() == [(shared[1], tables[0][1]), (shared[1], tables[1][1])]
     assert kv.take_copies() == []
-    assert kv.short(rows, np.array([8, 8, 8], np.int32)) == []
+    assert kv.short(rows, np.array([8, 8, 8], np.int32)).tolist() == []
 
 
 def test_a_fork_at_a_block_boundary_copies_nothing() -> None:

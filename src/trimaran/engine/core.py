@@ -132,7 +132,7 @@ class EngineCore:
             return self._fail_step(step, f"the step failed: {error}")
         self.scheduler.commit(step)
         self._score_prompts(step, logits)
-        return self._sample(logits, self._picks(step))
+        return self._sample(step, logits, self._picks(step))
 
     def _note_scheduled(self, step: ScheduledStep) -> None:
         now = self.clock.now()
@@ -158,7 +158,7 @@ class EngineCore:
                     picks.append(Pick(child, row))
         return picks
 
-    def _sample(self, logits: Float32, picks: list[Pick]) -> list[SequenceDelta]:
+    def _sample(self, step: ScheduledStep, logits: Float32, picks: list[Pick]) -> list[SequenceDelta]:
         if not picks:
             return []
         sampler = self.backend.sampler
@@ -166,6 +166,8 @@ class EngineCore:
             tokens, errors = choose(sampler, logits, picks)
         except BackendError as error:
             return self._end(picks[0].generation.live, FinishReason.ERROR, str(error))
+        if not errors:
+            self.scheduler.sampled(step, tokens)  # type: ignore[arg-type]
         entries = score_picks(sampler, logits, picks, tokens)
         now = self.clock.now()
         deltas: list[SequenceDelta] = []

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from trimaran.cache.manager import KVCacheManager
 from trimaran.core.request import Sequence
 from trimaran.core.step_plan import StepPlan
+from trimaran.schedule.running import packed
 from trimaran.schedule.selection import Selection
 from trimaran.schedule.step import ScheduledStep
 
@@ -26,20 +27,19 @@ class PlanBuilder:
         self._counting: Int32 = np.arange(2, dtype=np.int32)
         self._ones: Int32 = np.ones(1, np.int32)
 
-    def build(self, chosen: Selection, tokens: list[list[int]] | None = None) -> ScheduledStep:
+    def build(self, chosen: Selection, lasts: Int32 | None = None) -> ScheduledStep:
         """A step with its plan. Every count is positive, and there are blocks for it.
 
         Args:
-            tokens: the sequences' lists of tokens, where the caller has them at hand.
+            lasts: the sequences' last tokens, where `chosen.decodes` and the caller has them.
         """
-        if tokens is None or not chosen.decodes:
-            tokens = [sequence.tokens for sequence in chosen.sequences]
         number = len(chosen)
         ends = chosen.ends()
         if chosen.decodes:
             starts, ones = self._count(number)
             row_starts, places, positions = starts, starts[:-1], chosen.starts
-            lasts = np.fromiter([own[-1] for own in tokens], np.int32, number)
+            if lasts is None:
+                lasts = np.array([sequence.tokens[-1] for sequence in chosen.sequences], np.int32)
             step = ScheduledStep(
                 chosen, self._plan(lasts, positions, row_starts, places, ends, chosen, places),
                 starts[1:], ones, decode_tokens=number,
@@ -53,7 +53,7 @@ class PlanBuilder:
         positions += (ends - row_starts[1:])[places]
         wanted, logit_rows, scoring = _wanted(chosen, row_starts)
         plan = self._plan(
-            _row_tokens(chosen, tokens, row_starts), positions, row_starts, places, ends,
+            _row_tokens(chosen, row_starts), positions, row_starts, places, ends,
             chosen, logit_rows,
         )  # fmt: skip
         decodes = int((chosen.wants == 1).sum())
@@ -83,7 +83,7 @@ class PlanBuilder:
         kv = self._kv
         tables = kv.tables(chosen.rows, kv.blocks_for(int(ends.max())))
         blocks, offsets = np.divmod(positions, np.int32(kv.block_size))
-        slots = tables[places, blocks]
+        slots = tables.ravel().take(places * np.int32(tables.shape[1]) + blocks)
         slots *= np.int32(kv.block_size)
         slots += offsets
         copies = kv.take_copies()
@@ -99,12 +99,13 @@ class PlanBuilder:
         )
 
 
-def _row_tokens(chosen: Selection, tokens: list[list[int]], row_starts: Int32) -> Int32:
+def _row_tokens(chosen: Selection, row_starts: Int32) -> Int32:
     """[T] the token of each row."""
+    tokens = [sequence.tokens for sequence in chosen.sequences]
     found = np.empty(int(row_starts[-1]), np.int32)
     starts = chosen.starts.tolist()
     # Of most sequences only one; the longer pieces are then written over.
-    found[row_starts[:-1]] = np.fromiter(map(getitem, tokens, starts), np.int32, len(tokens))
+    found[row_starts[:-1]] = packed(map(getitem, tokens, starts), len(tokens))
     for place in (chosen.counts > 1).nonzero()[0].tolist():
         first, end, start = int(row_starts[place]), int(row_starts[place + 1]), starts[place]
         found[first:end] = tokens[place][start : start + end - first]

@@ -31,8 +31,8 @@ from trimaran.schedule.capacity import Capacity, make_capacity
 from trimaran.schedule.chunking import Chunking, FixedChunk
 from trimaran.schedule.order import Order, make_order
 from trimaran.schedule.plan_builder import PlanBuilder, scores_prompt
-from trimaran.schedule.running import Places, Running
-from trimaran.schedule.selection import Selection
+from trimaran.schedule.running import Places, Running, packed
+from trimaran.schedule.selection import NOBODY, Selection
 from trimaran.schedule.step import ScheduledSequence, ScheduledStep
 
 __all__ = ["ScheduledSequence", "ScheduledStep", "Scheduler"]
@@ -137,7 +137,7 @@ class Scheduler:
             chosen, preempted, opened = self._serve_running()
         first = self._chunking.prompts_first and not owed
         left = budget if first else budget - chosen.tokens()
-        admitted = self._admit(left, first or not len(chosen)) if opened else Selection.of([])
+        admitted = self._admit(left, first or not len(chosen)) if opened else NOBODY
         self._joined = len(admitted)
         if first and admitted.sequences:
             chosen = self._fit(chosen, budget - admitted.tokens())
@@ -145,7 +145,7 @@ class Scheduler:
         if not len(chosen):
             return None
         together = chosen.decodes and len(chosen) == len(running)
-        step = self._builder.build(chosen, running.tokens if together else None)
+        step = self._builder.build(chosen, running.lasts() if together else None)
         step.admitted = admitted.sequences
         step.preempted = [sequence for sequence in self._preempted if not sequence.finished]
         self._preempted.clear()
@@ -169,6 +169,17 @@ class Scheduler:
             sequence.computed = end
         for place in full.nonzero()[0].tolist():
             self.kv.commit(sequences[place], computed[place])
+
+    def sampled(self, step: ScheduledStep, tokens: list[int]) -> None:
+        """May be called once `step` is committed, before the tokens that were sampled for
+        `step.sampling()` are appended: spares the next step from looking for them."""
+        if step.version == self._running.version and len(tokens) == len(self._running):
+            chosen = step.chosen
+            places = chosen.places
+            if not chosen.decodes:
+                places = places[chosen.counts == chosen.wants]
+            if len(places) == len(tokens):
+                self._running.sampled(places, packed(tokens, len(tokens)))
 
     # ------------------------------------------------------------------ state
 
@@ -203,7 +214,7 @@ class Scheduler:
         opened = chunking.begin(starts, wants, running.targets, self._joined)
         number, turn, self._turn = len(wants), self._turn, None
         if not number:
-            return Selection.of([]), False, opened
+            return NOBODY, False, opened
         places = self._places(number)
         decodes = turn is None and number <= self._budget and bool((wants == 1).all())
         if decodes and not self._someone_scores():
@@ -260,7 +271,12 @@ class Scheduler:
         """Finds blocks for the tokens of each; returns whether anyone was preempted."""
         before = len(self._preempted)
         ends = chosen.ends()
-        for place in self.kv.short(chosen.rows, ends):
+        short = self.kv.short(chosen.rows, ends)
+        if not len(short):
+            return False
+        if chosen.decodes and self.kv.allocate_next(chosen.rows[short], chosen.starts[short]):
+            return False
+        for place in short.tolist():
             sequence, end = chosen.sequences[place], int(ends[place])
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
@@ -280,8 +296,8 @@ class Scheduler:
         """
         parts: list[tuple[Sequence, int, int, int, int, int]] = []
         free = self._seats - len(self._running) - sum(self._kept.values())
-        if budget <= 0 or free <= 0:
-            return Selection.of(parts)
+        if budget <= 0 or free <= 0 or not len(self._order):
+            return NOBODY
         self._order.begin()
         while budget > 0 and free > 0 and (sequence := self._order.peek()) is not None:
             seats = 1 if sequence.forked else sequence.request.params.n
@@ -300,7 +316,7 @@ class Scheduler:
             row = self._start(sequence, prefix.tokens, seats - 1)
             parts.append((sequence, len(self._running) - 1, row, prefix.tokens, want, count))
             budget, free = budget - count, free - seats
-        return Selection.of(parts)
+        return Selection.of(parts) if parts else NOBODY
 
     def _start(self, sequence: Sequence, computed: int, kept: int) -> int:
         """Moves a sequence from those that wait to those that run; its table's row."""

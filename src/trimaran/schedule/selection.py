@@ -25,7 +25,7 @@ class Selection:
         counts: [S] tokens to compute: 0 < count <= want.
     """
 
-    __slots__ = ("counts", "decodes", "places", "rows", "sequences", "starts", "wants")
+    __slots__ = ("_ends", "counts", "decodes", "places", "rows", "sequences", "starts", "wants")
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Selection:
         self.wants = wants
         self.counts = counts
         self.decodes = decodes
+        self._ends: Int32 | None = None
 
     @classmethod
     def of(cls, parts: list[tuple[Sequence, int, int, int, int, int]]) -> Selection:
@@ -63,8 +64,9 @@ class Selection:
 
     def ends(self) -> Int32:
         """[S] tokens of each in the cache once the step has run."""
-        ends: Int32 = self.starts + self.counts
-        return ends
+        if self._ends is None:
+            self._ends = self.starts + self.counts
+        return self._ends
 
     def keep(self, flags: npt.NDArray[np.bool_]) -> Selection:
         """Those whose flag is true."""
@@ -94,3 +96,6 @@ class Selection:
             np.concatenate([self.counts, other.counts]),
             self.decodes and other.decodes,
         )
+
+
+NOBODY = Selection.of([])
