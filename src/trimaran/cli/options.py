@@ -23,6 +23,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "kv": config.KV_FORMATS,
     "isa": config.ISAS,
     "block_size": config.BLOCK_SIZES,
+    "index": config.INDICES,
     "order": config.ORDERS,
     "capacity": config.CAPACITIES,
 }

@@ -13,6 +13,7 @@ WEIGHTS = ("as-is", "bf16", "int8", "int4")
 KV_FORMATS = ("bf16", "int8")
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 BLOCK_SIZES = (4, 8, 16, 32)
+INDICES = ("hash", "radix")
 ORDERS = ("fcfs",)
 CAPACITIES = ("max-utilization",)
 
@@ -43,6 +44,8 @@ class EngineConfig:
         max_num_seqs: sequences in one step, at most.
         max_num_batched_tokens: rows in one step, at most; longer prompts are chunked.
         prefix_cache: reuse the KV of equal prompt prefixes.
+        index: how equal prefixes are found: "hash" (in full blocks) or "radix" (to the
+            token; the last, partly equal block is copied).
         order: which waiting request is next: "fcfs".
         capacity: who may hold blocks: "max-utilization" (preempt and recompute).
         seed: from which requests without a seed of their own draw theirs.
@@ -61,6 +64,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     prefix_cache: bool = True
+    index: str = "hash"
     order: str = "fcfs"
     capacity: str = "max-utilization"
     seed: int = 0
@@ -71,6 +75,7 @@ class EngineConfig:
         _one_of("kv", self.kv, KV_FORMATS)
         _one_of("isa", self.isa, ISAS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("index", self.index, INDICES)
         _one_of("order", self.order, ORDERS)
         _one_of("capacity", self.capacity, CAPACITIES)
         _in_range("threads", self.threads, 0, 1024)

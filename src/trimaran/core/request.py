@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from trimaran.core.namespace import Namespace
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 
 
@@ -34,6 +36,8 @@ class Request:
         arrival: seconds on the engine's clock.
         priority: smaller is served first under the `priority` order.
         cache_salt: prefixes are shared only between requests of equal salt.
+        adapter: name of the weights laid over the model's; prefixes are shared within one.
+        retention: how long the prompt is to stay in the cache afterwards; None is as most.
     """
 
     id: str
@@ -42,6 +46,13 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
+    retention: Retention | None = None
+
+    @property
+    def namespace(self) -> Namespace:
+        """Within which its prefixes are shared."""
+        return Namespace(self.cache_salt, self.adapter)
 
 
 @dataclass(slots=True, eq=False)

@@ -120,7 +120,7 @@ class Scheduler:
         if sequence.status is SequenceStatus.FINISHED:
             return
         if sequence.status is SequenceStatus.RUNNING:
-            self._stop(sequence)
+            self._stop(sequence, sound=reason is not FinishReason.ERROR)
         else:
             self._order.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
@@ -135,6 +135,8 @@ class Scheduler:
             CapacityError: one sequence has outgrown the cache (its `request_id` says which);
                 once that one is finished, scheduling goes on.
         """
+        now = self._clock.now()
+        self.kv.at(now)
         chosen, preempted = self._serve_running()
         while preempted and not chosen.sequences:  # whoever had the budget lost its blocks
             chosen, preempted = self._serve_running()
@@ -145,9 +147,7 @@ class Scheduler:
         victims = [sequence for sequence in self._preempted if not sequence.finished]
         self._preempted.clear()
         decodes = chosen.wants.count(1)
-        return ScheduledStep(
-            entries, plan, victims, plan.rows - decodes, decodes, self._clock.now()
-        )
+        return ScheduledStep(entries, plan, victims, plan.rows - decodes, decodes, now)
 
     def commit(self, step: ScheduledStep) -> None:
         """The back end has run `step`: its tokens are computed, their full blocks indexed.
@@ -269,14 +269,14 @@ class Scheduler:
         self._order.requeue(sequence)
         self._preempted.append(sequence)
 
-    def _stop(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: Sequence, sound: bool = True) -> None:
         """Takes a sequence out of those that run; its turn goes to the one after it."""
         at = self._running.index(sequence)
         del self._running[at]
         if self._turn is sequence:
             self._turn = self._running[at] if at < len(self._running) else None
         self._kept.pop(sequence, None)
-        self.kv.release(sequence)
+        self.kv.release(sequence, sound=sound)
 
     def _check_fits(self, sequence: Sequence, tokens: int) -> None:
         if self.kv.blocks_for(tokens) > self.kv.num_blocks:
