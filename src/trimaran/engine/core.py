@@ -62,6 +62,11 @@ class EngineCore:
                 f"the prompt has {length} tokens; with one to generate, at most"
                 f" {self.max_model_len - 1} fit max_model_len {self.max_model_len}"
             )
+        if request.adapter:
+            raise RequestError(
+                f"the request wants adapter '{request.adapter}', and this engine has none; leave"
+                " it empty"
+            )
         low, high = min(request.prompt), max(request.prompt)
         if low < 0 or high >= self.model.vocab_size:
             bad = low if low < 0 else high
