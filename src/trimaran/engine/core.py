@@ -163,7 +163,9 @@ class EngineCore:
                     picks.append(Pick(child, row))
         return picks
 
-    def _sample(self, step: ScheduledStep, logits: Float32, picks: list[Pick]) -> list[SequenceDelta]:
+    def _sample(
+        self, step: ScheduledStep, logits: Float32, picks: list[Pick]
+    ) -> list[SequenceDelta]:
         if not picks:
             return []
         sampler = self.backend.sampler
