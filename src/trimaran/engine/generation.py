@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trimaran.core.outputs import Logprobs, RequestMetrics, SequenceDelta
+from trimaran.core.outputs import Logprobs, RequestMetrics
 from trimaran.core.request import FinishReason, Request, Sequence
 from trimaran.core.uniforms import derive_seed
 from trimaran.engine.adjustments import Adjustments, adjustments_for
@@ -14,12 +14,17 @@ from trimaran.models.tokenizer import Tokenizer
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One sequence with what turns its tokens into an answer."""
+    """One sequence with what turns its tokens into an answer.
+
+    Attributes:
+        delivered: its last delta was made.
+    """
 
     live: LiveRequest
     sequence: Sequence
     text: TextStream
     adjustments: Adjustments | None
+    delivered: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +35,9 @@ class LiveRequest:
         eos_ids: the model's tokens that end a sequence (none with `ignore_eos`).
         max_tokens: output tokens at most, the context's end included.
         seed: of the request; each of its sequences derives its own from it.
-        prompt_logprobs: entries found so far, one a prompt token; None when not asked.
+        prompt_logprobs: entries made so far, one a prompt token; None when not asked.
+        prompt_scored: prompt tokens that were scored, the first counting as one.
+        undelivered: sequences whose last delta was not made yet.
     """
 
     request: Request
@@ -41,6 +48,8 @@ class LiveRequest:
     metrics: RequestMetrics
     generations: list[Generation] = field(default_factory=list)
     prompt_logprobs: list[Logprobs | None] | None = None
+    prompt_scored: int = 1
+    undelivered: int = 1
 
     @classmethod
     def start(
@@ -62,6 +71,7 @@ class LiveRequest:
             seed=seed,
             metrics=RequestMetrics(arrival=request.arrival),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            undelivered=params.n,
         )
         live.add(
             Sequence(
@@ -120,24 +130,14 @@ class LiveRequest:
 _FINAL = (FinishReason.ABORT, FinishReason.ERROR)
 
 
-def take_token(generation: Generation, token: int) -> tuple[SequenceDelta, FinishReason | None]:
-    """Appends a sampled token to its sequence; says whether that ended it, and why."""
+def take_token(generation: Generation, token: int) -> FinishReason | None:
+    """Appends a sampled token to its sequence; why that ended it, as far as the token alone
+    can tell: a stop string is found once the text is made."""
     live, sequence = generation.live, generation.sequence
-    params = live.request.params
     sequence.tokens.append(token)
     length = sequence.output_length
     if generation.adjustments is not None:
         generation.adjustments.record(token, length)
-    delta = SequenceDelta(live.request.id, sequence.index, token_ids=[token])
-    if token in live.eos_ids or token in params.stop_token_ids:
-        delta.text = generation.text.finish()
-        delta.stop_reason = None if token in live.eos_ids else token
-        return delta, FinishReason.STOP
-    delta.text, stop = generation.text.push(token, length >= params.min_tokens)
-    if stop is not None:
-        delta.stop_reason = stop
-        return delta, FinishReason.STOP
-    if length >= live.max_tokens:
-        delta.text += generation.text.finish()
-        return delta, FinishReason.LENGTH
-    return delta, None
+    if token in live.eos_ids or token in live.request.params.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if length >= live.max_tokens else None
