@@ -26,7 +26,7 @@ ATOMS = [
     *"!?.,;-_/\\|<>=+^~`$#()[]{}0123456789½²٣४\u0300\u0301\u200d👩🏽ß漢字、。！あ한עשα▁",
     *"\u0958\u037e\u212a\u1fef\u1100\u1161\u11a8e\u0345\u0f71\ufb1d\u00e9\x00\x04\ufeff𝟘𐍈",
     *("'s", "'LL", "  ", "\r\n", "\n\n", "n't", "<|", "|>", " <", "> ", *SPECIAL),
-    *("<|end|>", "<two words>", "<two ", "words>", "<left>", "<right>", "<K;>", "<\u212a;>"),
+    *("<|end|>", "<two words>", "<two ", "words>", "<left>", "<right>", "<K;>", "<\u212a;>", "<\u212a d>"),
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "word", " word", " the", "it's "),
 ]  # fmt: skip
 

@@ -30,6 +30,7 @@ SPECIAL = (
     AddedToken("<left>", lstrip=True, normalized=False),
     AddedToken("<right>", rstrip=True, normalized=False),
     AddedToken("<K;>", normalized=True),
+    AddedToken("<K d>", normalized=True),
 )
 
 

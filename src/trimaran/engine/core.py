@@ -12,7 +12,7 @@ from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import SequenceDelta
-from trimaran.core.request import FinishReason, Request, Sequence
+from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.sampling_batch import Float32, SamplingBatch
 from trimaran.core.uniforms import derive_seed
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
@@ -60,6 +60,7 @@ class EngineCore:
         self.clock = clock
         self.metrics = EngineMetrics()
         self._live: dict[str, LiveRequest] = {}
+        self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
         self._generations: dict[Sequence, Generation] = {}
         self._stopped: list[Generation] = []  # by their text; the scheduler doesn't know yet
         self._computing = False
@@ -67,24 +68,18 @@ class EngineCore:
 
     # ------------------------------------------------------------------ requests
 
-    def check(self, request: Request) -> None:
-        """Raises `RequestError` where a request could never be served."""
+    def check(self, request: Request, *, complete: bool = True) -> None:
+        """Raises `RequestError` where a request could never be served.
+
+        Args:
+            complete: the prompt is all there; of one that isn't, what is there is checked.
+        """
         if request.id in self._live:
             raise RequestError(f"request id '{request.id}' is already in use; give another")
-        length, params = len(request.prompt), request.params
-        if length == 0:
+        params = request.params
+        if complete and not request.prompt:
             raise RequestError("the prompt has no tokens; give at least one")
-        if length >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {length} tokens; with one to generate, at most"
-                f" {self.max_model_len - 1} fit max_model_len {self.max_model_len}"
-            )
-        low, high = min(request.prompt), max(request.prompt)
-        if low < 0 or high >= self.model.vocab_size:
-            bad = low if low < 0 else high
-            raise RequestError(
-                f"the prompt has token id {bad}; this model's are 0 to {self.model.vocab_size - 1}"
-            )
+        self._check_prompt(len(request.prompt), request.prompt)
         for name, ids in (
             ("logit_bias", params.logit_bias or ()),
             ("stop_token_ids", params.stop_token_ids),
@@ -99,6 +94,25 @@ class EngineCore:
             raise RequestError(
                 f"n is {params.n}, above max_num_seqs {self.config.max_num_seqs}; lower it"
             )
+        if not complete and params.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs can't be had for a prompt that still arrives; leave it out, or"
+                " send the prompt at once"
+            )
+
+    def _check_prompt(self, length: int, ids: list[int]) -> None:
+        """Raises `RequestError` for a prompt of so many tokens, or one with such ids."""
+        if length >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {length} tokens; with one to generate, at most"
+                f" {self.max_model_len - 1} fit max_model_len {self.max_model_len}"
+            )
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high >= self.model.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestError(
+                f"the prompt has token id {bad}; this model's are 0 to {self.model.vocab_size - 1}"
+            )
 
     def add(self, request: Request) -> LiveRequest:
         """Takes a request in; its deltas come from the steps that follow.
@@ -107,17 +121,90 @@ class EngineCore:
             RequestError: it could never be served.
         """
         self.check(request)
+        live = self._start(request)
+        self.scheduler.add(live.generations[0].sequence)
+        self._take_in(live)
+        return live
+
+    def _start(self, request: Request) -> LiveRequest:
         ordinal = next(self._arrivals)
         seed = request.params.seed
         if seed is None:
             seed = derive_seed(self.config.seed, ordinal)
-        live = LiveRequest.start(
+        return LiveRequest.start(
             request, self.tokenizer, self.model.eos_token_ids, self.max_model_len, seed
         )
-        self.scheduler.add(live.generations[0].sequence)
-        self._live[request.id] = live
+
+    def _take_in(self, live: LiveRequest) -> None:
+        self._live[live.request.id] = live
         self._generations[live.generations[0].sequence] = live.generations[0]
+
+    # ------------------------------------------------------------------ prompts that arrive
+
+    def open(self, request: Request) -> LiveRequest:
+        """Takes a request in whose prompt still arrives: `extend`, then `complete`.
+
+        Raises:
+            RequestError: it could never be served.
+        """
+        self.check(request, complete=False)
+        live = self._start(request)
+        sequence = live.generations[0].sequence
+        sequence.open = True
+        sequence.status = SequenceStatus.PARKED
+        self._take_in(live)
+        self._open[request.id] = live
         return live
+
+    def extend(self, request_id: str, ids: list[int]) -> list[Event]:
+        """More tokens of an open request's prompt, which nothing will change; they are
+        computed as soon as there is room, but for the last one: from its row the first token
+        of the answer is sampled. Ids of requests that aren't open are ignored."""
+        live = self._open.get(request_id)
+        if live is None or not ids:
+            return []
+        known = live.held + ids
+        live.held = known[-1:]
+        return self._grow(live, known[:-1])
+
+    def complete(self, request_id: str, ids: list[int], *, anew: bool = False) -> list[Event]:
+        """The last tokens of an open request's prompt: now it is answered.
+
+        Args:
+            anew: the ids are the whole prompt, and what came before is void.
+        """
+        live = self._open.get(request_id)
+        if live is None:
+            return []
+        sequence = live.generations[0].sequence
+        if anew:
+            self.scheduler.park(sequence)
+            live.request.prompt.clear()
+            sequence.tokens.clear()
+            live.held = []
+        if not (sequence.tokens or live.held or ids):
+            why = "the prompt has no tokens; give at least one"
+            return self._end(live, FinishReason.ERROR, why)
+        events = self._grow(live, live.held + ids)
+        if events:
+            return events
+        del self._open[request_id]
+        sequence.open = False
+        live.complete(self.max_model_len)
+        live.metrics.prompt_complete = self.clock.now()
+        return []
+
+    def _grow(self, live: LiveRequest, ids: list[int]) -> list[Event]:
+        sequence = live.generations[0].sequence
+        try:
+            self._check_prompt(len(sequence.tokens) + len(ids), ids)
+            live.request.prompt += ids
+            sequence.tokens += ids
+            if ids and sequence.status is SequenceStatus.PARKED:
+                self.scheduler.add(sequence)
+        except (RequestError, CapacityError) as error:
+            return self._end(live, FinishReason.ERROR, str(error))
+        return []
 
     def abort(self, request_id: str) -> list[Event]:
         """Ends a request at once and frees what it holds; unknown ids are ignored."""
@@ -130,7 +217,10 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        """Whether a request waits for anything but more of its prompt."""
+        if len(self._live) > len(self._open):
+            return True
+        return any(not live.generations[0].sequence.idle for live in self._open.values())
 
     # ------------------------------------------------------------------ a step
 
@@ -211,7 +301,7 @@ class EngineCore:
         picks = [
             Pick(generations[entry.sequence], entry.logits.stop - 1)
             for entry in step.entries
-            if entry.samples
+            if entry.samples and not entry.sequence.open
         ]
         forks = any(
             pick.generation.live.request.params.n > 1 and not pick.generation.sequence.forked
@@ -355,5 +445,6 @@ class EngineCore:
         if live.metrics.finished is None:
             live.metrics.finished = now
         self._live.pop(live.request.id, None)
+        self._open.pop(live.request.id, None)
         for generation in live.generations:
             self._generations.pop(generation.sequence, None)

@@ -38,6 +38,7 @@ class LiveRequest:
         prompt_logprobs: entries made so far, one a prompt token; None when not asked.
         prompt_scored: prompt tokens that were scored, the first counting as one.
         undelivered: sequences whose last delta was not made yet.
+        held: the last known token of a prompt that still arrives, not yet in its sequence.
     """
 
     request: Request
@@ -50,6 +51,7 @@ class LiveRequest:
     prompt_logprobs: list[Logprobs | None] | None = None
     prompt_scored: int = 1
     undelivered: int = 1
+    held: list[int] = field(default_factory=list)
 
     @classmethod
     def start(
@@ -62,23 +64,25 @@ class LiveRequest:
     ) -> LiveRequest:
         """A record with its first sequence; `seed` is the request's random stream."""
         params = request.params
-        room = context - len(request.prompt)
         live = cls(
             request=request,
             tokenizer=tokenizer,
             eos_ids=frozenset() if params.ignore_eos else frozenset(model_eos),
-            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            max_tokens=_max_tokens(request, context),
             seed=seed,
             metrics=RequestMetrics(arrival=request.arrival),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
             undelivered=params.n,
         )
-        live.add(
-            Sequence(
-                request=request, index=0, tokens=list(request.prompt), seed=derive_seed(seed, 0)
-            )
-        )
+        tokens = list(request.prompt)
+        live.add(Sequence(request=request, index=0, tokens=tokens, seed=derive_seed(seed, 0)))
         return live
+
+    def complete(self, context: int) -> None:
+        """Sets anew what depends on the whole prompt, which is there now."""
+        self.max_tokens = _max_tokens(self.request, context)
+        for generation in self.generations:
+            generation.adjustments = self._adjustments()
 
     @property
     def ended(self) -> bool:
@@ -100,12 +104,16 @@ class LiveRequest:
                 params.stop_strings,
                 params.include_stop_str_in_output,
             ),
-            adjustments=adjustments_for(
-                params, self.request.prompt, self.eos_ids | frozenset(params.stop_token_ids)
-            ),
+            adjustments=self._adjustments(),
         )
         self.generations.append(generation)
         return generation
+
+    def _adjustments(self) -> Adjustments | None:
+        params = self.request.params
+        return adjustments_for(
+            params, self.request.prompt, self.eos_ids | frozenset(params.stop_token_ids)
+        )
 
     def fork(self) -> list[Generation]:
         """The sequences 1 .. n-1, as far computed as the first."""
@@ -125,6 +133,11 @@ class LiveRequest:
             )
             for index in range(1, self.request.params.n)
         ]
+
+
+def _max_tokens(request: Request, context: int) -> int:
+    room, wanted = context - len(request.prompt), request.params.max_tokens
+    return room if wanted is None else min(room, wanted)
 
 
 _FINAL = (FinishReason.ABORT, FinishReason.ERROR)

@@ -60,15 +60,23 @@ class EngineThread:
             RequestError: the request could never be served.
             EngineClosedError: the engine takes no requests any more, or not in this process.
         """
-        if self._forked():
-            raise EngineClosedError(
-                f"no request can be taken: the engine runs in process {self._process}, of which"
-                " this one is a fork; make an engine here"
-            )
-        self.core.check(request)
-        with self._lock:  # so that nothing enters the inbox after the last look at it
-            self._refuse_if_closed()
-            self._inbox.put(lambda: self._add(request, sink))
+        self._hand_in(request, sink, complete=True)
+
+    def open(self, request: Request, sink: Sink) -> None:
+        """Hands a request in whose prompt still arrives, by `extend` and `complete`.
+
+        Raises:
+            RequestError, EngineClosedError: as `submit`.
+        """
+        self._hand_in(request, sink, complete=False)
+
+    def extend(self, request_id: str, ids: list[int]) -> None:
+        """More tokens of an open request's prompt; see `EngineCore.extend`."""
+        self._inbox.put(lambda: self._events.extend(self.core.extend(request_id, ids)))
+
+    def complete(self, request_id: str, ids: list[int], *, anew: bool = False) -> None:
+        """The last tokens of an open request's prompt; see `EngineCore.complete`."""
+        self._inbox.put(lambda: self._events.extend(self.core.complete(request_id, ids, anew=anew)))
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees what it holds before the next step; harmless when it has
@@ -93,6 +101,17 @@ class EngineThread:
     @property
     def alive(self) -> bool:
         return self._death is None and not self._closing and not self._forked()
+
+    def _hand_in(self, request: Request, sink: Sink, complete: bool) -> None:
+        if self._forked():
+            raise EngineClosedError(
+                f"no request can be taken: the engine runs in process {self._process}, of which"
+                " this one is a fork; make an engine here"
+            )
+        self.core.check(request, complete=complete)
+        with self._lock:  # so that nothing enters the inbox after the last look at it
+            self._refuse_if_closed()
+            self._inbox.put(lambda: self._add(request, sink, complete))
 
     def _forked(self) -> bool:
         return os.getpid() != self._process
@@ -119,12 +138,12 @@ class EngineThread:
             while True:
                 self._inbox.get_nowait()()
 
-    def _add(self, request: Request, sink: Sink) -> None:
+    def _add(self, request: Request, sink: Sink, complete: bool) -> None:
         if self._death is not None:
             sink([_failed(request.id, self._death)])
             return
         try:
-            live = self.core.add(request)
+            live = self.core.add(request) if complete else self.core.open(request)
         except Exception as error:  # e.g. an id that came twice at the same time
             sink([_failed(request.id, str(error))])
             return
