@@ -26,7 +26,8 @@ ATOMS = [
     *"!?.,;-_/\\|<>=+^~`$#()[]{}0123456789½²٣४\u0300\u0301\u200d👩🏽ß漢字、。！あ한עשα▁",
     *"\u0958\u037e\u212a\u1fef\u1100\u1161\u11a8e\u0345\u0f71\ufb1d\u00e9\x00\x04\ufeff𝟘𐍈",
     *("'s", "'LL", "  ", "\r\n", "\n\n", "n't", "<|", "|>", " <", "> ", *SPECIAL),
-    *("<|end|>", "<two words>", "<two ", "words>", "<left>", "<right>", "<K;>", "<\u212a;>", "<\u212a d>"),
+    *("<|end|>", "<two words>", "<two ", "words>", "<left>", "<right>", "<K;>", "<\u212a;>"),
+    *("<K", " d>", "<\u212a d>", "<\u212a"),
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "word", " word", " the", "it's "),
 ]  # fmt: skip
 
@@ -88,6 +89,27 @@ def test_every_cut_of_every_hard_string(tokenizer: Tokenizer) -> None:
     for text in HARD_STRINGS:
         for place in range(0, len(text) + 1, 1 if len(text) < 60 else 13):
             check(tokenizer, [text[:place], text[place:]])
+
+
+# Added tokens with spaces inside, behind and in front of them, and under a normaliser.
+ADDED = (
+    "a<right> b c",
+    "a <right>  <right> b",
+    "a <left> b",
+    "x <two words> y <two word",
+    "x <K d> y <K d",
+    "x <\u212a d> y <\u212a d",
+    "x <\u212a\u037e> y",
+    "<|end|> <|end <|begin|>",
+    "a <|im_end|> b",
+)
+
+
+def test_every_two_cuts_around_added_tokens(tokenizer: Tokenizer) -> None:
+    for text in ADDED:
+        for first in range(len(text)):
+            for second in range(first, len(text)):
+                check(tokenizer, [text[:first], text[first:second], text[second:]])
 
 
 @examples

@@ -217,6 +217,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_sequences(self) -> None:
         scheduler = self.engine.scheduler
+        scheduler._running.check()
         running, waiting = list(scheduler.running()), list(scheduler.waiting())
         live = [s for group in self.engine.live.values() for s in group]
         assert sorted(map(id, running + waiting)) == sorted(map(id, live))

@@ -170,6 +170,7 @@ class FakeEngine:
         """Runs a scheduled step and takes what it sampled."""
         self.backend.run(step)
         self.scheduler.commit(step)
+        self._tell(step)
         for entry in step.entries:
             sequence = entry.sequence
             if not entry.samples or sequence.finished:
@@ -179,10 +180,21 @@ class FakeEngine:
             if sequence.request.params.n > 1 and not sequence.forked:
                 sampled += self._fork(sequence)
             for each in sampled:
-                context = contents(each.request.cache_salt, each.tokens)[-1][2]
-                each.tokens.append(hash((context, each.index)) % self.vocabulary)
+                each.tokens.append(self._next(each))
                 if each.output_length >= (each.request.params.max_tokens or 0):
                     self.end_one(each, FinishReason.LENGTH)
+
+    def _next(self, sequence: Sequence) -> int:
+        context = contents(sequence.request.cache_salt, sequence.tokens)[-1][2]
+        return hash((context, sequence.index)) % self.vocabulary
+
+    def _tell(self, step: ScheduledStep) -> None:
+        """As the engine does, tells the scheduler what is sampled; but not always."""
+        sampling = [sequence for sequence, _ in step.sampling()]
+        assert sampling == [entry.sequence for entry in step.entries if entry.samples]
+        forks = any(s.request.params.n > 1 and not s.forked for s in sampling)
+        if not forks and len(self.done) % 3:
+            self.scheduler.sampled(step, [self._next(sequence) for sequence in sampling])
 
     def _fork(self, parent: Sequence) -> list[Sequence]:
         parent.forked = True

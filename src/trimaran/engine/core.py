@@ -14,6 +14,7 @@ from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.sampling_batch import Float32, SamplingBatch
+from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
 from trimaran.engine.generation import Generation, LiveRequest, take_token
@@ -276,7 +277,7 @@ class EngineCore:
             aside.start(job)
         self.metrics.forward_begins(self.clock.now())
         try:
-            logits = self.backend.run(step.plan)
+            logits = _checked(self.backend.run(step.plan), step.plan)
         except Exception as error:  # whatever it was, only this step's requests pay
             failure = error
         finally:
@@ -290,18 +291,18 @@ class EngineCore:
         self.scheduler.commit(step)
         events = self._score_prompts(step, logits)
         ready = prepared[0]
-        if ended or ready.forks:
+        if ended or events or ready.forks:
             ready = self._changed(ready)
-        return events + self._sample(logits, ready.picks, ready.batch)
+        return events + self._sample(step, logits, ready)
 
     def _prepare(self, step: ScheduledStep) -> Prepared:
         """What sampling needs and the logits have no part in."""
         self._note_scheduled(step)
         generations = self._generations
         picks = [
-            Pick(generations[entry.sequence], entry.logits.stop - 1)
-            for entry in step.entries
-            if entry.samples and not entry.sequence.open
+            Pick(generations[sequence], row)
+            for sequence, row in step.sampling()
+            if not sequence.open
         ]
         forks = any(
             pick.generation.live.request.params.n > 1 and not pick.generation.sequence.forked
@@ -310,11 +311,11 @@ class EngineCore:
         return Prepared(picks, sampling_batch(picks), forks)
 
     def _note_scheduled(self, step: ScheduledStep) -> None:
-        for scheduled in step.entries:
-            metrics = self._generations[scheduled.sequence].live.metrics
+        for sequence in step.admitted:
+            metrics = self._generations[sequence].live.metrics
             if metrics.first_scheduled is None:
                 metrics.first_scheduled = step.time
-                metrics.cached_tokens = scheduled.sequence.cached
+                metrics.cached_tokens = sequence.cached
         for sequence in step.preempted:
             live = self._live.get(sequence.request.id)
             if live is not None:  # else it was aborted before this step
@@ -336,14 +337,17 @@ class EngineCore:
                     picks.append(Pick(child, pick.row))
         return Prepared(picks, sampling_batch(picks), forks=False)
 
-    def _sample(self, logits: Float32, picks: list[Pick], batch: SamplingBatch) -> list[Event]:
+    def _sample(self, step: ScheduledStep, logits: Float32, ready: Prepared) -> list[Event]:
+        picks = ready.picks
         if not picks:
             return []
         sampler = self.backend.sampler
         try:
-            tokens, errors = choose(sampler, logits, picks, batch)
+            tokens, errors = choose(sampler, logits, picks, ready.batch)
         except BackendError as error:
             return self._end(picks[0].generation.live, FinishReason.ERROR, str(error))
+        if not errors:
+            self.scheduler.sampled(step, tokens)  # type: ignore[arg-type]
         scores, places = score_picks(sampler, logits, picks, tokens)
         now = self.clock.now()
         events: list[Event] = []
@@ -376,6 +380,8 @@ class EngineCore:
 
     def _score_prompts(self, step: ScheduledStep, logits: Float32) -> list[Event]:
         """Each prompt token is scored by the logits of the row before it."""
+        if not step.scoring:
+            return []
         events: list[Event] = []
         for scheduled in step.entries:
             sequence = scheduled.sequence
@@ -391,7 +397,11 @@ class EngineCore:
             begin = scheduled.logits.start + done - first
             rows = np.arange(begin, begin + last - done + 1, dtype=np.int32)
             targets = np.array(sequence.tokens[done : last + 1], np.int32)
-            scores = self.backend.sampler.score(logits, rows, targets, top)
+            try:
+                scores = self.backend.sampler.score(logits, rows, targets, top)
+            except BackendError as error:  # a row of it is no numbers
+                events += self._end(live, FinishReason.ERROR, str(error))
+                continue
             events.append(ScoredPrompt(live, targets, scores))
             live.prompt_scored = last + 1
         return events
@@ -448,3 +458,12 @@ class EngineCore:
         self._open.pop(live.request.id, None)
         for generation in live.generations:
             self._generations.pop(generation.sequence, None)
+
+
+def _checked(logits: Float32, plan: StepPlan) -> Float32:
+    """The logits, if there is a row for each that was wanted."""
+    if logits.ndim != 2 or len(logits) != len(plan.logit_rows):
+        raise BackendError(
+            f"the back end gave logits of shape {logits.shape} for {len(plan.logit_rows)} rows"
+        )
+    return logits

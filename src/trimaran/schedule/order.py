@@ -21,8 +21,12 @@ class Order(Protocol):
         """A preempted sequence; among several of a step the last admitted comes first."""
         ...
 
+    def begin(self) -> None:
+        """A new step may admit some of them now."""
+        ...
+
     def peek(self) -> Sequence | None:
-        """The next one, or None."""
+        """The next one; None where nobody waits, or nobody is to be admitted now."""
         ...
 
     def remove(self, sequence: Sequence) -> None:
@@ -55,6 +59,9 @@ class Fcfs:
     def requeue(self, sequence: Sequence) -> None:
         self._queue[sequence] = None
         self._queue.move_to_end(sequence, last=False)
+
+    def begin(self) -> None:
+        pass
 
     def peek(self) -> Sequence | None:
         return next(iter(self._queue), None)
