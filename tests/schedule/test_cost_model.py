@@ -41,7 +41,9 @@ def seconds(true: tuple[float, ...], load: StepLoad) -> float:
     )  # fmt: skip
 
 
-def worst_error(model: StepCostModel, true: tuple[float, ...], load: Callable[[], StepLoad]) -> float:
+def worst_error(
+    model: StepCostModel, true: tuple[float, ...], load: Callable[[], StepLoad]
+) -> float:
     kinds = [load() for _ in range(200)]
     return max(abs(model.predict(each) / seconds(true, each) - 1) for each in kinds)
 

@@ -11,6 +11,7 @@ from trimaran.core.errors import RequestFailedError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import Request
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
@@ -66,6 +67,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        slo: str | SloClass = STANDARD,
     ) -> AsyncIterator[SequenceDelta]:
         """Deltas of a request as they come, until all of its sequences have ended.
 
@@ -76,7 +78,7 @@ class AsyncEngine:
             RequestFailedError: it failed while running.
             EngineClosedError: the engine takes no requests any more.
         """
-        request = self._request(prompt, params, request_id, priority, cache_salt)
+        request = self._request(prompt, params, request_id, priority, cache_salt, slo)
         relay = self._relay()
         queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
         unfinished = request.params.n
@@ -100,13 +102,14 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        slo: str | SloClass = STANDARD,
     ) -> RequestOutput:
         """The whole answer of a request. Cancelling the task aborts it; errors as `stream`."""
         params = params or SamplingParams()
         ids = prompt_ids(prompt, self.core.tokenizer)
         collector = OutputCollector(request_id or "", prompt_text(prompt), ids, params.n)
         async for delta in self.stream(
-            ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt, slo=slo
         ):
             collector.output.request_id = delta.request_id
             collector.add(delta)
@@ -120,6 +123,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        slo: str | SloClass = STANDARD,
         idle_seconds: float = IDLE_SECONDS,
     ) -> OpenRequest:
         """A request whose prompt arrives piece by piece; what is certain of it is computed
@@ -135,7 +139,7 @@ class AsyncEngine:
         """
         return OpenRequest(
             self._thread,
-            self._make([], params, request_id, priority, cache_salt),
+            self._make([], params, request_id, priority, cache_salt, slo),
             self.core.tokenizer,
             self._relay().send,
             chat=chat,
@@ -170,9 +174,10 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        slo: str | SloClass,
     ) -> Request:
         ids = prompt_ids(prompt, self.core.tokenizer)
-        return self._make(ids, params, request_id, priority, cache_salt)
+        return self._make(ids, params, request_id, priority, cache_salt, slo)
 
     def _make(
         self,
@@ -181,6 +186,7 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        slo: str | SloClass,
     ) -> Request:
         return Request(
             id=request_id or f"async-{next(self._ids)}",
@@ -189,4 +195,5 @@ class AsyncEngine:
             arrival=self.core.clock.now(),
             priority=priority,
             cache_salt=cache_salt,
+            slo=slo_class(slo),
         )

@@ -74,9 +74,7 @@ class Scheduler:
         longest = max_model_len or kv.num_blocks * kv.block_size
         self.cost = StepCostModel()
         self.lengths = OutputLengths()
-        self._order = order or make_order(
-            config.order, self._hit, self.cost, self.lengths, longest
-        )
+        self._order = order or make_order(config.order, self._hit, self.cost, self.lengths, longest)
         self._chunking = chunking or make_chunking(
             config.chunking, config.chunk_size, self._budget, self._seats, self.cost
         )
