@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -59,4 +60,4 @@ def test_it_grows_with_the_limit_and_never_beyond(seen: list[tuple[int, bool]]) 
         lengths.observe(length, ended)
     found = [lengths.expected(limit) for limit in range(1, 200)]
     assert all(1 <= value <= limit + 1e-9 for limit, value in enumerate(found, 1))
-    assert all(later >= one - 1e-9 for one, later in zip(found, found[1:], strict=False))
+    assert all(later >= one - 1e-9 for one, later in itertools.pairwise(found))

@@ -1,8 +1,9 @@
 """Requests and answers as JSON records, one a line.
 
 A request has one of "prompt", "prompt_token_ids" and "messages", perhaps an "id", a
-"priority" and the "slo" class's name, and any of the sampling parameters. An answer has the request's id and line number, and either
-"outputs" or "error". Nothing in a record is ignored: what isn't known is refused by name.
+"priority" and the "slo" class's name, and any of the sampling parameters. An answer has the
+request's id and line number, and either "outputs" or "error". Nothing in a record is
+ignored: what isn't known is refused by name.
 """
 
 from __future__ import annotations
