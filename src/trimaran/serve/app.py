@@ -112,14 +112,18 @@ def _path(where: Sequence[str | int], body: Any, absent: bool) -> str | None:
     """
     found: list[str] = []
     for i, part in enumerate(where[1:], 2):
-        if isinstance(body, Mapping) and part in body:
-            body = body[part]
-        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+        if _has(body, part):
             body = body[part]
         elif not (absent and i == len(where)):
             continue
         found.append(str(part))
     return ".".join(found) or None
+
+
+def _has(body: Any, part: str | int) -> bool:
+    if isinstance(body, Mapping):
+        return part in body
+    return isinstance(body, list) and isinstance(part, int) and part < len(body)
 
 
 def _answer(error: ApiError) -> Response:
