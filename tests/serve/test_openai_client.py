@@ -105,9 +105,7 @@ def test_log_probabilities_are_those_of_the_engine(client: openai.OpenAI, offlin
         )
 
 
-def test_completions_of_several_prompts_in_every_form(
-    client: openai.OpenAI, offline: LLM
-) -> None:
+def test_completions_of_several_prompts_in_every_form(client: openai.OpenAI, offline: LLM) -> None:
     ids = offline.tokenizer.encode(PARIS)
     greedy = {"model": "smollm2", "temperature": 0, "max_tokens": 6}
     (expected,) = offline.generate(PARIS, SamplingParams(temperature=0, max_tokens=6))
@@ -143,9 +141,7 @@ def test_echo_scores_the_prompt(client: openai.OpenAI, offline: LLM) -> None:
     assert answer.usage.completion_tokens == 0
 
 
-def test_stop_seed_bias_and_penalties_are_honoured(
-    client: openai.OpenAI, offline: LLM
-) -> None:
+def test_stop_seed_bias_and_penalties_are_honoured(client: openai.OpenAI, offline: LLM) -> None:
     bias_to = offline.tokenizer.encode(" blue")[0]
     biased = client.completions.create(
         model="smollm2", prompt=PARIS, max_tokens=3, temperature=0, logit_bias={str(bias_to): 100}

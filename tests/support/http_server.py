@@ -55,7 +55,9 @@ class HttpServer:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, env: dict[str, str] | None = None, wait: bool = True) -> Iterator[HttpServer]:
+def serving(
+    *flags: str, env: dict[str, str] | None = None, wait: bool = True
+) -> Iterator[HttpServer]:
     """A server on a free port, ready; killed at the end if it still runs."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
