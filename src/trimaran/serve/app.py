@@ -18,7 +18,16 @@ from trimaran import __version__
 from trimaran.core.errors import TrimaranError
 from trimaran.serve.errors import INVALID, NOT_FOUND, SERVER, ApiError
 from trimaran.serve.middleware import Bodies, Keys, RequestIds
-from trimaran.serve.routes import chat, completions, context, metrics, state, tokens
+from trimaran.serve.routes import (
+    anthropic,
+    chat,
+    completions,
+    context,
+    metrics,
+    responses,
+    state,
+    tokens,
+)
 from trimaran.serve.service import Service
 from trimaran.serve.sse import ClientGoneError, told
 
@@ -36,7 +45,7 @@ def create_app(service: Service) -> ASGIApp:
         redoc_url=None,
     )
     api.state.service = service
-    for routes in (chat, completions, tokens, state, metrics):
+    for routes in (chat, completions, responses, anthropic, tokens, state, metrics):
         api.include_router(routes.router)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http_error)
@@ -59,12 +68,12 @@ def create_app(service: Service) -> ASGIApp:
 
 
 async def _error(request: Request, error: Exception) -> Response:
-    return _answer(told(error))
+    return _answer(request, told(error))
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     log.error("a request failed: %s", request.url.path, exc_info=error)
-    return _answer(told(error))
+    return _answer(request, told(error))
 
 
 async def _nobody(request: Request, error: Exception) -> Response:
@@ -84,7 +93,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code >= 500:
         kind = SERVER
     found = ApiError(error.status_code, message, kind, code=code, headers=error.headers)
-    return _answer(found)
+    return _answer(request, found)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -101,7 +110,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     else:
         message = f"{param}: {first['msg']}" if param else first["msg"]
         code = "invalid_value"
-    return _answer(ApiError(400, message, param=param, code=code))
+    return _answer(request, ApiError(400, message, param=param, code=code))
 
 
 def _path(where: Sequence[str | int], body: Any, absent: bool) -> str | None:
@@ -126,5 +135,7 @@ def _has(body: Any, part: str | int) -> bool:
     return isinstance(body, list) and isinstance(part, int) and part < len(body)
 
 
-def _answer(error: ApiError) -> Response:
-    return context.Json(error.body(), error.status, error.headers)
+def _answer(request: Request, error: ApiError) -> Response:
+    of_anthropic = request.url.path.endswith(("/v1/messages", "/v1/messages/count_tokens"))
+    body = error.anthropic() if of_anthropic else error.body()
+    return context.Json(body, error.status, error.headers)

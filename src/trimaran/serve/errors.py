@@ -58,6 +58,22 @@ class ApiError(Exception):
             }
         }
 
+    def anthropic(self) -> dict[str, Any]:
+        """Anthropic's shape."""
+        kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else INVALID)
+        message = self.message if self.param is None else f"{self.param}: {self.message}"
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+_ANTHROPIC = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 
 def unsupported(param: str, why: str) -> ApiError:
     """A field that is known and can't be honoured."""
