@@ -13,7 +13,13 @@ from trimaran.core.request import Request, Sequence, SequenceStatus
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.slo import BATCH, INTERACTIVE, STANDARD, SloClass
 from trimaran.schedule.capacity import MaxUtilization, NoEvict, make_capacity
-from trimaran.schedule.chunking import FineChunk, FixedChunk, StaticBatch, WholePrompt, make_chunking
+from trimaran.schedule.chunking import (
+    FineChunk,
+    FixedChunk,
+    StaticBatch,
+    WholePrompt,
+    make_chunking,
+)
 from trimaran.schedule.cost_model import StepCostModel, StepLoad
 from trimaran.schedule.longest_prefix import LongestPrefix
 from trimaran.schedule.order import Fcfs, Order, Priority, WeightedShortest, make_order

@@ -292,8 +292,10 @@ class KVCacheManager:
         for sequence, table in self._tables.items():
             row = self._matrix.blocks[table.row]
             length = len(table.blocks)
-            if row[:length].tolist() != table.blocks or (row[length:] != -1).any() or (
-                self._matrix.lengths[table.row] != length
+            if (
+                row[:length].tolist() != table.blocks
+                or (row[length:] != -1).any()
+                or (self._matrix.lengths[table.row] != length)
             ):
                 raise AssertionError(f"the row of {sequence.id} differs from its table")
             if length * self.block_size < sequence.computed:

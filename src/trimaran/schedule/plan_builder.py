@@ -40,11 +40,10 @@ class PlanBuilder:
             row_starts, places, positions = starts, starts[:-1], chosen.starts
             if lasts is None:
                 lasts = np.array([sequence.tokens[-1] for sequence in chosen.sequences], np.int32)
-            step = ScheduledStep(
+            return ScheduledStep(
                 chosen, self._plan(lasts, positions, row_starts, places, ends, chosen, places),
                 starts[1:], ones, decode_tokens=number,
             )  # fmt: skip
-            return step
         rows = int(chosen.counts.sum())
         row_starts = np.zeros(number + 1, np.int32)
         np.cumsum(chosen.counts, out=row_starts[1:])
@@ -116,9 +115,7 @@ def _wanted(chosen: Selection, row_starts: Int32) -> tuple[Int32, Int32, bool]:
     """(rows of logits that each sequence wants [S], these rows [R], whether any is scored)."""
     samples = chosen.counts == chosen.wants
     wanted = samples.astype(np.int32)
-    scored = [
-        place for place, sequence in enumerate(chosen.sequences) if scores_prompt(sequence)
-    ]
+    scored = [place for place, sequence in enumerate(chosen.sequences) if scores_prompt(sequence)]
     if not scored:
         return wanted, row_starts[1:][samples] - np.int32(1), False
     wanted[scored] = chosen.counts[scored]
