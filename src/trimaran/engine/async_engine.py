@@ -11,8 +11,10 @@ from trimaran.core.errors import RequestFailedError
 from trimaran.core.outputs import RequestMetrics, RequestOutput, SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
+from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
 
@@ -162,11 +164,28 @@ class AsyncEngine:
             EngineClosedError: the engine takes no requests any more.
         """
         request = self._request(prompt, params, request_id, priority, cache_salt)
+<<<<<<< HEAD
         loop = asyncio.get_running_loop()
         relay = self._relays.setdefault(id(loop), _LoopRelay(loop))
         if relay._loop is not loop:  # a loop that ended left its address to this one
             relay = self._relays[id(loop)] = _LoopRelay(loop)
         return RequestStream(request, self._thread, relay)
+=======
+        relay = self._relay()
+        queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
+        unfinished = request.params.n
+        self._thread.submit(request, lambda deltas: relay.send(queue, deltas))
+        try:
+            while unfinished:
+                delta = await queue.get()
+                unfinished = sequences_left(unfinished, delta)
+                if delta.error is not None:
+                    raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
+                yield delta
+        finally:
+            if unfinished:
+                self._thread.abort(request.id)
+>>>>>>> main
 
     async def generate(
         self,
@@ -188,10 +207,42 @@ class AsyncEngine:
             collector.add(delta)
         return collector.result()
 
+<<<<<<< HEAD
     @property
     def alive(self) -> bool:
         """Whether requests are taken."""
         return self._thread.alive
+=======
+    def open(
+        self,
+        params: SamplingParams | None = None,
+        *,
+        chat: ChatFrame | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> OpenRequest:
+        """A request whose prompt arrives piece by piece; what is certain of it is computed
+        meanwhile. To be called in an event loop.
+
+        Args:
+            chat: the prompt is the last message of this conversation, else it is plain text.
+            idle_seconds: without more text for so long it is given up.
+
+        Raises:
+            RequestError: it could never be served; `prompt_logprobs` can't be had.
+            EngineClosedError: the engine takes no requests any more.
+        """
+        return OpenRequest(
+            self._thread,
+            self._make([], params, request_id, priority, cache_salt),
+            self.core.tokenizer,
+            self._relay().send,
+            chat=chat,
+            idle_seconds=idle_seconds,
+        )
+>>>>>>> main
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with the finish reason ABORT."""
@@ -211,6 +262,13 @@ class AsyncEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def _relay(self) -> _LoopRelay:
+        loop = asyncio.get_running_loop()
+        relay = self._relays.setdefault(id(loop), _LoopRelay(loop))
+        if relay._loop is not loop:  # a loop that ended left its address to this one
+            relay = self._relays[id(loop)] = _LoopRelay(loop)
+        return relay
+
     def _request(
         self,
         prompt: Prompt,
@@ -219,9 +277,20 @@ class AsyncEngine:
         priority: int,
         cache_salt: str,
     ) -> Request:
+        ids = prompt_ids(prompt, self.core.tokenizer)
+        return self._make(ids, params, request_id, priority, cache_salt)
+
+    def _make(
+        self,
+        ids: list[int],
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str,
+    ) -> Request:
         return Request(
             id=request_id or f"async-{next(self._ids)}",
-            prompt=prompt_ids(prompt, self.core.tokenizer),
+            prompt=ids,
             params=params or SamplingParams(),
             arrival=self.core.clock.now(),
             priority=priority,
