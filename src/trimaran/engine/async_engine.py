@@ -164,28 +164,7 @@ class AsyncEngine:
             EngineClosedError: the engine takes no requests any more.
         """
         request = self._request(prompt, params, request_id, priority, cache_salt)
-<<<<<<< HEAD
-        loop = asyncio.get_running_loop()
-        relay = self._relays.setdefault(id(loop), _LoopRelay(loop))
-        if relay._loop is not loop:  # a loop that ended left its address to this one
-            relay = self._relays[id(loop)] = _LoopRelay(loop)
-        return RequestStream(request, self._thread, relay)
-=======
-        relay = self._relay()
-        queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
-        unfinished = request.params.n
-        self._thread.submit(request, lambda deltas: relay.send(queue, deltas))
-        try:
-            while unfinished:
-                delta = await queue.get()
-                unfinished = sequences_left(unfinished, delta)
-                if delta.error is not None:
-                    raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
-                yield delta
-        finally:
-            if unfinished:
-                self._thread.abort(request.id)
->>>>>>> main
+        return RequestStream(request, self._thread, self._relay())
 
     async def generate(
         self,
@@ -207,12 +186,11 @@ class AsyncEngine:
             collector.add(delta)
         return collector.result()
 
-<<<<<<< HEAD
     @property
     def alive(self) -> bool:
         """Whether requests are taken."""
         return self._thread.alive
-=======
+
     def open(
         self,
         params: SamplingParams | None = None,
@@ -242,7 +220,6 @@ class AsyncEngine:
             chat=chat,
             idle_seconds=idle_seconds,
         )
->>>>>>> main
 
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with the finish reason ABORT."""

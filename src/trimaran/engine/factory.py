@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trimaran.cache.indices import make_index
+from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.prefix_index import NoIndex
 from trimaran.compute import native
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
@@ -281,6 +284,13 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     from trimaran.compute.reference.backend import ReferenceBackend
 
     return ReferenceBackend(model)
+
+
+def make_cache(config: EngineConfig, blocks: int) -> KVCacheManager:
+    """The bookkeeping of a cache of `blocks` blocks, with the index asked for."""
+    size = config.block_size
+    index = make_index(config.index, size) if config.prefix_cache else NoIndex()
+    return KVCacheManager(blocks, size, index=index)
 
 
 def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineCore:
