@@ -20,7 +20,7 @@ from trimaran.core.sampling_params import SamplingParams
 _CHOICES: dict[str, tuple[object, ...]] = {
     "backend": config.BACKENDS,
     "weights": config.WEIGHTS,
-    "kv": config.KV_FORMATS,
+    "kv": config.KV_CHOICES,
     "isa": config.ISAS,
     "block_size": config.BLOCK_SIZES,
     "order": config.ORDERS,
