@@ -6,8 +6,9 @@
         or tokenizer.json …   of a Hugging Face folder
 
 The fingerprint says what a build is good for: the instruction set, what the weights were
-rounded to, the KV cache if that was decided, and the sources of the kernels and of the code that records and packs. A build of
-other sources is stale, however small the difference: nobody has to remember to say so.
+rounded to, the KV cache if that was decided, and the sources of the kernels and of the code
+that records and packs. A build of other sources is stale, however small the difference: nobody
+has to remember to say so.
 """
 
 from __future__ import annotations
