@@ -115,10 +115,16 @@ def random_logits(seed: int, vocab: int, kind: str) -> npt.NDArray[np.float32]:
         values[rng.integers(vocab)] = 0.25
     elif kind == "wide":
         values *= 200
+    elif kind == "huge":  # differences are beyond float32
+        values = rng.uniform(-2e38, 2e38, vocab)
+    elif kind == "subnormal":
+        values *= 1e-42
+    elif kind == "zeros":  # -0 and 0 are equal: ties
+        values = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
     return values.astype(np.float32)
 
 
-KINDS = ("normal", "peaked", "tied", "equal", "forbidden", "wide")
+KINDS = ("normal", "peaked", "tied", "equal", "forbidden", "wide", "huge", "subnormal", "zeros")
 
 
 @st.composite
@@ -202,7 +208,8 @@ def test_scores(
     for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         values = logits[row].astype(np.float64)
         logprobs = values - values.max()
-        logprobs -= np.log(np.exp(logprobs).sum())
+        with np.errstate(over="ignore"):
+            logprobs = (logprobs - np.log(np.exp(logprobs).sum())).astype(np.float32)
         ranking = np.argsort(-logits[row], kind="stable")
         assert scores.ranks[i] == 1 + np.flatnonzero(ranking == token)[0]
         assert np.array_equal(scores.top_ids[i], ranking[:top])
