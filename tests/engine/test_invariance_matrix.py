@@ -7,7 +7,6 @@ shared pages once or for each sequence: the same tokens and log-probabilities to
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -141,9 +140,9 @@ def test_every_way_to_the_same_tokens(isa: str, kv: str, weights: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def real(smollm2_path: Any) -> Iterator[tuple[Model, Tokenizer]]:
+def real(smollm2_path: Any) -> tuple[Model, Tokenizer]:
     checkpoint = load_checkpoint(smollm2_path)
-    yield checkpoint.model, checkpoint.tokenizer()
+    return checkpoint.model, checkpoint.tokenizer()
 
 
 @pytest.mark.parametrize(
