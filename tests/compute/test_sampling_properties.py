@@ -78,7 +78,8 @@ def kept_tokens(values: npt.NDArray[np.float32], choice: Choice, slack: float) -
         ranking = ranking[: 1 + int(np.searchsorted(mass, target))]
     if choice.min_p > 0:
         least = np.float64(np.float32(choice.min_p)) * (1 - slack)
-        ranking = [i for i in ranking if weights[i] >= least]
+        # The first stays whatever the slack, and alone where others only round to its weight.
+        ranking = [i for i in ranking if weights[i] >= least or i == ranking[0]]
     return set(ranking)
 
 
