@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.products import bf16
 from support.quantized import (
     BLOCK_TYPES,
     Array,
@@ -71,12 +72,6 @@ def float_rows(values: Array, type_name: str) -> np.ndarray:
     return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
 
 
-def bf16(values: Array) -> Array:
-    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16
-    return rounded.astype(np.uint32).view(np.float32)
-
-
 def activations(rows: int, inputs: int, seed: int) -> Array:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, inputs)).astype(np.float32)
@@ -101,7 +96,6 @@ def test_packed_values_are_those_of_the_file(type_name: str) -> None:
     np.testing.assert_array_equal(packed_values(packed), dequantized(type_name, rows))
 
 
-@pytest.mark.skipif("amx" not in ISAS, reason="only CPUs with AMX have this layout")
 @pytest.mark.parametrize("type_name", BLOCK_TYPES)
 @settings(max_examples=20, deadline=None)
 @given(
@@ -316,7 +310,6 @@ def test_unsound_sources_are_refused() -> None:
         pack("Q4_0", rows, 64, "int3")
 
 
-@pytest.mark.skipif("amx" not in ISAS, reason="only CPUs with AMX have this layout")
 def test_weights_of_another_layout_are_refused() -> None:
     rows = random_rows("Q4_0", 4, 64)
     with pytest.raises(ValueError, match="packed for another instruction set than avx2"):

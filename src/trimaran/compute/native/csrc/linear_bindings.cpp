@@ -23,7 +23,7 @@ namespace {
 template <class T, int Dimensions>
 using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
-// Packs rows of a file for an instruction set. `target` is "as-is", "bf16", "int8" or "int4".
+// Packs rows of a file for an instruction set, which this machine may lack. `target` is "as-is", "bf16", "int8" or "int4".
 std::shared_ptr<PackedLinear> pack(const std::string& type, Array<const std::uint8_t, 2> rows,
                                    int inputs, std::optional<Array<const std::int64_t, 1>> order,
                                    const std::string& target, const std::string& isa) {
@@ -45,7 +45,7 @@ std::shared_ptr<PackedLinear> pack(const std::string& type, Array<const std::uin
     source.order = order->data();
   }
   const Layout layout =
-      tier_of(isa_from_name(isa)).multiplies_integers() ? Layout::kIntegers : Layout::kTiles;
+      tier_of(isa_named(isa)).multiplies_integers() ? Layout::kIntegers : Layout::kTiles;
   nb::gil_scoped_release released;
   if (target == "as-is") return std::make_shared<PackedLinear>(pack_as_is(source, layout));
   if (target == "bf16") return std::make_shared<PackedLinear>(pack_bf16(source));
