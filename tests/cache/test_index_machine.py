@@ -337,14 +337,15 @@ class IndexMachine(RuleBasedStateMachine):
         self.check_pieces()
 
     def check_pieces(self) -> None:
-        """All tokens are told of once, and each stored block once."""
+        """Each stored block is told of once, and in the trie each token."""
         pieces = list(self.index.pieces())
         prefixes = {
             (stored.namespace, stored.tokens[:end])
             for stored in self.stored.values()
             for end in range(1, len(stored.tokens) + 1)
         }
-        assert sum(piece.tokens for piece in pieces) == len(prefixes)
+        tokens = len(prefixes) if self.radix else len(self.stored) * self.size
+        assert sum(piece.tokens for piece in pieces) == tokens
         ends = {p.block: (p.namespace, p.end) for p in pieces if p.block is not None}
         assert ends == {b: (s.namespace, len(s.tokens)) for b, s in self.stored.items()}
         last = {piece.block for piece in pieces if piece.last}

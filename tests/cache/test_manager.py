@@ -6,6 +6,7 @@ That the rules hold together is shown by the state machine of the scheduler.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from trimaran.cache.indices import make_index
@@ -121,6 +122,10 @@ def fork(kv: KVCacheManager, parent: Sequence, index: int = 1) -> Sequence:
     return child
 
 
+def rows_of(kv: KVCacheManager, sequences: list[Sequence]) -> npt.NDArray[np.intp]:
+    return np.array([kv.row(each) for each in sequences], np.intp)
+
+
 def test_the_first_to_write_a_shared_block_copies_it_and_the_last_need_not() -> None:
     kv = KVCacheManager(8, 4)
     parent = admit(kv, sequence(list(range(6))))
@@ -130,7 +135,8 @@ def test_the_first_to_write_a_shared_block_copies_it_and_the_last_need_not() -> 
     assert kv.usage().held == 2
     kv.check()
     everyone = [parent, *children]
-    assert kv.short(everyone, np.array([7, 7, 7], np.int32)) == [0, 1, 2]
+    rows = rows_of(kv, everyone)
+    assert kv.short(rows, np.array([7, 7, 7], np.int32)).tolist() == [0, 1, 2]
     for each in everyone:
         assert kv.allocate(each, 7)
         kv.check()
@@ -140,7 +146,7 @@ def test_the_first_to_write_a_shared_block_copies_it_and_the_last_need_not() -> 
     assert tables[2] == shared
     assert kv.take_copies() == [(shared[1], tables[0][1]), (shared[1], tables[1][1])]
     assert kv.take_copies() == []
-    assert kv.short(everyone, np.array([8, 8, 8], np.int32)) == []
+    assert kv.short(rows, np.array([8, 8, 8], np.int32)).tolist() == []
 
 
 def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
@@ -247,27 +253,19 @@ def test_the_partial_block_is_copied_into_one_of_its_own() -> None:
     kv.check()
 
 
-def test_copies_are_in_the_order_in_which_their_sources_went() -> None:
-    kv = radix(2)
-    for first in (1, 2):
-        kv.release(admit(kv, sequence([first, 0, 0])))
-    one, two = sequence([1, 0, 0, 8], "b"), sequence([2, 0, 0, 8], "c")
-    first, second = kv.match(one), kv.match(two)
-    assert kv.admit(two, second, 4)  # takes the older block, which is the other's source
-    assert kv.take_copies() == [(second.source, first.source)]
-    kv.release(two)
+def test_a_source_is_read_before_it_becomes_the_target_of_another() -> None:
     kv = radix(3)
-    for first_token in (1, 2, 3):
-        kv.release(admit(kv, sequence([first_token, 0, 0])))
-    sources = []
-    for token in (3, 1):
-        each = sequence([token, 0, 0, 8], str(token))
-        match = kv.match(each)
-        assert kv.admit(each, match, 4)
-        sources.append(match.source)
-    copies = kv.take_copies()
-    # 3 is copied over 1, the oldest; 1 is then found nowhere; or its source was young enough.
-    assert [source for source, _ in copies] == [s for s in sources if s is not None]
+    for token in (1, 2):
+        kv.release(admit(kv, sequence([token, 0, 0])))
+    one, two = sequence([1, 0, 0, 8], "b"), sequence([2, 0, 0, 8], "c")
+    first = kv.match(one)
+    assert kv.admit(one, first, 4)  # takes the free block
+    second = kv.match(two)
+    assert kv.admit(two, second, 4)  # takes the first's source
+    (last,) = kv.block_table(one)
+    assert kv.block_table(two) == [first.source]
+    assert kv.take_copies() == [(first.source, last), (second.source, first.source)]
+    kv.check()
 
 
 def test_a_source_that_is_evicted_for_its_own_copy_is_not_copied() -> None:
@@ -362,27 +360,27 @@ def test_rows_follow_the_tables() -> None:
     one, two = sequence([1, 2], "a"), sequence([3, 4], "b")
     for each in (one, two):
         admit(kv, each)
-    before = kv.rows([one, two]).tolist()
+    before = rows_of(kv, [one, two]).tolist()
     for each in (one, two):
         kv.release(each)
     for each in (one, two):  # rows are used again, in another order
         admit(kv, each)
-    assert kv.rows([one, two]).tolist() == before[::-1]
+    assert rows_of(kv, [one, two]).tolist() == before[::-1]
     expected = [kv.block_table(one), kv.block_table(two)]
-    assert kv.tables([one, two], 1).tolist() == expected
+    assert kv.tables(rows_of(kv, [one, two]), 1).tolist() == expected
 
 
 def test_tables_are_padded_copies() -> None:
     kv = KVCacheManager(8, 4)
     one, two = admit(kv, sequence(list(range(8)), "a")), admit(kv, sequence([9], "b"))
-    tables = kv.tables([one, two], 2)
+    tables = kv.tables(rows_of(kv, [one, two]), 2)
     assert tables.dtype == np.int32
     assert tables.flags.c_contiguous
     assert tables.tolist() == [kv.block_table(one), [*kv.block_table(two), -1]]
     kv.release(one)
     assert tables[0, 0] >= 0
     with pytest.raises(AssertionError, match="none is so long"):
-        kv.tables([two], 1000)
+        kv.tables(rows_of(kv, [two]), 1000)
 
 
 def test_reset_forgets_prefixes_of_the_past_and_of_those_that_run() -> None:

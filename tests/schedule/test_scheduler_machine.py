@@ -20,9 +20,12 @@ from support.scheduling import FakeEngine, contents, make_engine
 from trimaran.cache.hash_index import HashIndex, block_hash
 from trimaran.cache.manager import KVCacheManager
 from trimaran.cache.radix_index import RadixIndex
+from trimaran.core.config import CAPACITIES, CHUNKINGS, ORDERS
+from trimaran.core.errors import CapacityError
 from trimaran.core.namespace import Namespace
 from trimaran.core.request import FinishReason, Sequence, SequenceStatus
 from trimaran.core.retention import Retention
+from trimaran.core.slo import BATCH, STANDARD, SloClass
 from trimaran.schedule.capacity import MaxUtilization
 from trimaran.schedule.scheduler import ScheduledStep
 
@@ -81,8 +84,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         keys=st.sampled_from([0, 0, 2, 5]),
         orderly=st.booleans(),
+        order=st.sampled_from(ORDERS),
+        chunking=st.sampled_from(CHUNKINGS),
+        capacity=st.sampled_from(CAPACITIES),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, budget, keys, orderly):  # type: ignore[no-untyped-def]
+    def start(  # type: ignore[no-untyped-def]
+        self, num_blocks, block_size, max_num_seqs, budget, keys, orderly, order, chunking, capacity
+    ):
+        if chunking == "static" and order == "longest-prefix":
+            order = "fcfs"  # which don't go together
         self.collides = keys > 0 and not self.radix
         self.index = (
             WatchedRadixIndex(block_size)
@@ -97,8 +107,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             kv=self.kv,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            capacity=None if orderly else AnyVictim(),
+            capacity=capacity if orderly else AnyVictim(),
+            order=order,
+            chunking=chunking,
         )
+        self.promises = orderly and capacity == "no-evict"
+        self.whole = chunking in ("whole", "static")
         self.capacity = num_blocks * block_size
         self.seats, self.budget = max_num_seqs, budget
         self.added: list[Sequence] = []
@@ -116,12 +130,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         retention=st.sampled_from([None, None, Retention(80, 5.0), Retention(10)]),
         scored=st.booleans(),
         more=st.integers(1, 12),
+        priority=st.integers(-2, 2),
+        slo=st.sampled_from([STANDARD, BATCH, SloClass("fast", tpot=0.004)]),
         times=st.sampled_from([1, 1, 2, 3]),
     )
-    def add(self, prompt, n, salt, adapter, retention, scored, more, times):  # type: ignore[no-untyped-def]
+    def add(  # type: ignore[no-untyped-def]
+        self, prompt, n, salt, adapter, retention, scored, more, priority, slo, times
+    ):
         for _ in range(times):  # equal prompts are computed at the same time
-            self.added.append(
-                self.engine.add(
+            try:
+                added = self.engine.add(
                     prompt[: self.capacity],
                     more,
                     n=min(n, self.seats),
@@ -129,8 +147,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                     adapter=adapter,
                     retention=retention,
                     prompt_logprobs=0 if scored else None,
+                    priority=priority,
+                    slo=slo,
                 )
-            )
+            except CapacityError:
+                assert self.promises, "whose prompt fits is refused"
+                continue
+            self.added.append(added)
 
     @rule(seconds=st.sampled_from([0.5, 3.0]))
     def pass_time(self, seconds):  # type: ignore[no-untyped-def]
@@ -195,7 +218,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         if step is None:
             assert not self.engine.scheduler.has_work(), "there is work, and nothing runs"
             return None
-        assert sum(entry.count for entry in step.entries) <= self.budget
+        rows = sum(entry.count for entry in step.entries)
+        assert rows <= self.budget or (self.whole and len(step.entries) == 1)
+        if self.whole:
+            assert all(entry.samples for entry in step.entries)
+        if self.promises:
+            assert not step.preempted, "who was promised blocks is preempted"
         self.unstored -= set(step.preempted)
         chosen = {entry.sequence for entry in step.entries}
         for sequence in step.preempted:
@@ -252,6 +280,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_sequences(self) -> None:
         scheduler = self.engine.scheduler
+        scheduler._running.check()
         running, waiting = list(scheduler.running()), list(scheduler.waiting())
         live = [s for group in self.engine.live.values() for s in group]
         assert sorted(map(id, running + waiting)) == sorted(map(id, live))

@@ -72,7 +72,7 @@ class Piece:
 
     Attributes:
         end: length of the prefix that it ends.
-        tokens: of its own, which no other piece holds.
+        tokens: of its own, after those of the piece that it continues.
         block: that ends with it, or None where other blocks continue it.
         hits: sequences whose prefix was found up to just here.
         last: nothing continues it.

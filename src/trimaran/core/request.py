@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from trimaran.core.namespace import Namespace
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass
 
 
 class FinishReason(enum.StrEnum):
@@ -38,6 +39,7 @@ class Request:
         cache_salt: prefixes are shared only between requests of equal salt.
         adapter: name of the weights laid over the model's; prefixes are shared within one.
         retention: how long the prompt is to stay in the cache afterwards; None is as most.
+        slo: what its class expects of its latency.
     """
 
     id: str
@@ -48,6 +50,7 @@ class Request:
     cache_salt: str = ""
     adapter: str = ""
     retention: Retention | None = None
+    slo: SloClass = STANDARD
 
     @property
     def namespace(self) -> Namespace:
