@@ -151,7 +151,7 @@ class FakeEngine:
         params = SamplingParams(n=n, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
         request = Request(
             f"r{next(self._ids)}", list(prompt), params, self.clock.now(), priority,
-            cache_salt=salt, adapter=adapter, retention=retention, slo=slo,
+            cache_salt=salt, slo=slo, adapter=adapter, retention=retention,
         )  # fmt: skip
         sequence = Sequence(request, 0, list(prompt))
         self.scheduler.add(sequence)
@@ -246,8 +246,9 @@ class FakeEngine:
 def make_engine(
     num_blocks: int = 64, block_size: int = 4, *, max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64, prefix_cache: bool = True,
-    index: str = "hash", kv: KVCacheManager | None = None, chunking: Chunking | str | None = None,
-    capacity: Capacity | str | None = None, **options: Any,
+    index: str = "hash", kv: KVCacheManager | None = None,
+    chunking: Chunking | str | None = None, capacity: Capacity | str | None = None,
+    **options: Any,
 ) -> FakeEngine:  # fmt: skip
     """An engine over `kv`, or over a new cache of that size; policies by name, or as objects."""
     if kv is None:
