@@ -7,9 +7,11 @@ import itertools
 import threading
 from collections.abc import AsyncIterator
 
+from trimaran.cache.inspection import CacheReport
 from trimaran.core.errors import RequestFailedError
 from trimaran.core.outputs import RequestMetrics, RequestOutput, SequenceDelta
 from trimaran.core.request import FinishReason, Request
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
@@ -132,10 +134,15 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> AsyncIterator[SequenceDelta]:
         """Deltas of a request as they come, until all of its sequences have ended.
 
         Leaving the iteration early (break, cancellation, `aclose`) aborts the request.
+
+        Args:
+            cache_salt: prefixes are shared only between requests of equal salt.
+            retention: how long the prompt is to stay cached afterwards.
 
         Raises:
             RequestError: it could never be served.
@@ -143,7 +150,12 @@ class AsyncEngine:
             EngineClosedError: the engine takes no requests any more.
         """
         with self.start(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            retention=retention,
         ) as running:
             async for delta in running:
                 yield delta
@@ -156,6 +168,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> RequestStream:
         """Hands a request in at once and returns its stream; to be called in a running loop.
 
@@ -163,7 +176,7 @@ class AsyncEngine:
             RequestError: it could never be served.
             EngineClosedError: the engine takes no requests any more.
         """
-        request = self._request(prompt, params, request_id, priority, cache_salt)
+        request = self._request(prompt, params, request_id, priority, cache_salt, retention)
         return RequestStream(request, self._thread, self._relay())
 
     async def generate(
@@ -174,13 +187,19 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> RequestOutput:
         """The whole answer of a request. Cancelling the task aborts it; errors as `stream`."""
         params = params or SamplingParams()
         ids = prompt_ids(prompt, self.core.tokenizer)
         collector = OutputCollector(request_id or "", prompt_text(prompt), ids, params.n)
         async for delta in self.stream(
-            ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            ids,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            retention=retention,
         ):
             collector.output.request_id = delta.request_id
             collector.add(delta)
@@ -199,6 +218,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
         idle_seconds: float = IDLE_SECONDS,
     ) -> OpenRequest:
         """A request whose prompt arrives piece by piece; what is certain of it is computed
@@ -214,7 +234,7 @@ class AsyncEngine:
         """
         return OpenRequest(
             self._thread,
-            self._make([], params, request_id, priority, cache_salt),
+            self._make([], params, request_id, priority, cache_salt, retention),
             self.core.tokenizer,
             self._relay().send,
             chat=chat,
@@ -228,6 +248,16 @@ class AsyncEngine:
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes that no request holds."""
         self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())
+
+    async def inspect_prefix_cache(self, top: int = 10) -> CacheReport:
+        """What the prefix cache holds, by salt, with the `top` hottest prefixes. Taken between
+        two steps; holds the next one up for about a second for each million of blocks.
+
+        Raises:
+            EngineClosedError: the engine has ended.
+        """
+        answer = self._thread.ask(lambda core: core.scheduler.kv.inspect(top))
+        return await asyncio.wrap_future(answer)
 
     async def close(self) -> None:
         """Ends every request and frees the engine."""
@@ -253,9 +283,10 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        retention: Retention | None,
     ) -> Request:
         ids = prompt_ids(prompt, self.core.tokenizer)
-        return self._make(ids, params, request_id, priority, cache_salt)
+        return self._make(ids, params, request_id, priority, cache_salt, retention)
 
     def _make(
         self,
@@ -264,6 +295,7 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        retention: Retention | None,
     ) -> Request:
         return Request(
             id=request_id or f"async-{next(self._ids)}",
@@ -272,4 +304,5 @@ class AsyncEngine:
             arrival=self.core.clock.now(),
             priority=priority,
             cache_salt=cache_salt,
+            retention=retention,
         )

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trimaran.cache.inspection import CacheReport
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import ParameterError, RequestFailedError, TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import Request
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.factory import Phases, load_engine
@@ -89,12 +91,16 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: Progress | None = None,
+        cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> list[RequestOutput]:
         """Answers of all prompts, in their order.
 
         Args:
             prompts: text, token ids, or a list of either.
             sampling_params: for all prompts, or one each.
+            cache_salt: prefixes are shared only between requests of equal salt.
+            retention: how long the prompts are to stay cached afterwards.
 
         Raises:
             RequestError: a prompt can never be served; none has been started then.
@@ -103,7 +109,7 @@ class LLM:
         many = _as_list(prompts)
         params = _params_list(sampling_params, len(many))
         requests = [
-            self._request(prompt_ids(prompt, self.tokenizer), own)
+            self._request(prompt_ids(prompt, self.tokenizer), own, cache_salt, retention)
             for prompt, own in zip(many, params, strict=True)
         ]
         texts = [prompt_text(prompt) for prompt in many]
@@ -115,8 +121,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: Progress | None = None,
+        cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or to a list of them, through the chat template.
+        """Answers to one conversation or to a list of them, through the chat template; the
+        arguments as of `generate`.
 
         Raises:
             TemplateError: the model has no chat template, or it refused the messages.
@@ -125,7 +134,7 @@ class LLM:
         params = _params_list(sampling_params, len(conversations))
         texts = [self.render_chat(conversation) for conversation in conversations]
         requests = [
-            self._request(self._chat_ids(text), own)
+            self._request(self._chat_ids(text), own, cache_salt, retention)
             for text, own in zip(texts, params, strict=True)
         ]
         return self._run(requests, list(texts), progress)
@@ -158,6 +167,15 @@ class LLM:
         """Forgets all cached prefixes that no request holds."""
         self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())
 
+    def inspect_prefix_cache(self, top: int = 10) -> CacheReport:
+        """What the prefix cache holds, by salt, with the `top` hottest prefixes. Taken between
+        two steps; holds the next one up for about a second for each million of blocks.
+
+        Raises:
+            EngineClosedError: the engine has ended.
+        """
+        return self._thread.ask(lambda core: core.scheduler.kv.inspect(top)).result()
+
     def close(self) -> None:
         """Ends every request and frees the model; may be called twice."""
         self._thread.close()
@@ -178,12 +196,20 @@ class LLM:
     def _chat_ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template wrote them
 
-    def _request(self, ids: list[int], params: SamplingParams) -> Request:
+    def _request(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        retention: Retention | None = None,
+    ) -> Request:
         return Request(
             id=f"llm-{next(self._ids)}",
             prompt=ids,
             params=params,
             arrival=self._core.clock.now(),
+            cache_salt=cache_salt,
+            retention=retention,
         )
 
     def _run(
