@@ -22,7 +22,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "preset": tuple(PRESETS),
     "backend": config.BACKENDS,
     "weights": config.WEIGHTS,
-    "kv": config.KV_FORMATS,
+    "kv": config.KV_CHOICES,
     "isa": config.ISAS,
     "block_size": config.BLOCK_SIZES,
     "index": config.INDICES,

@@ -16,6 +16,7 @@ _Config = TypeVar("_Config")
 BACKENDS = ("auto", "native", "reference")
 WEIGHTS = ("as-is", "bf16", "int8", "int4")
 KV_FORMATS = ("bf16", "int8")
+KV_CHOICES = ("auto", *KV_FORMATS)
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 BLOCK_SIZES = (4, 8, 16, 32)
 INDICES = ("hash", "radix")
@@ -50,8 +51,9 @@ class EngineConfig:
         weights: how linear weights are held: "as-is" (the file's own precision), "bf16",
             "int8" or "int4" (rounded to nearest, a scale and a minimum per 32 inputs; of
             int4, embeddings and output head are held in int8).
-        kv: how keys and values are held: "bf16", or "int8" (a scale for each token and KV
-            head), which takes about half the memory.
+        kv: how keys and values are held: "bf16", "int8" (a scale for each token and KV
+            head), which takes about half the memory, or "auto": what a build says, else
+            bf16.
         isa: instruction set of the native kernels; "auto" takes the best the CPU has.
         build_cache: use the cached build of a model, and keep one where packing its weights
             took longer than 0.25 seconds.
@@ -87,7 +89,7 @@ class EngineConfig:
     preset: str | None = None
     backend: str = "auto"
     weights: str = "as-is"
-    kv: str = "bf16"
+    kv: str = "auto"
     isa: str = "auto"
     build_cache: bool = True
     threads: int = 0
@@ -108,7 +110,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("backend", self.backend, BACKENDS)
         _one_of("weights", self.weights, WEIGHTS)
-        _one_of("kv", self.kv, KV_FORMATS)
+        _one_of("kv", self.kv, KV_CHOICES)
         _one_of("isa", self.isa, ISAS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("index", self.index, INDICES)
@@ -133,6 +135,14 @@ class EngineConfig:
                 f"kv_memory_fraction is {self.kv_memory_fraction}; give more than 0, at most 0.95"
             )
         check_compatible(self)
+
+    def kv_format(self, of_build: str | None = None) -> str:
+        """One of `KV_FORMATS`: what "auto" means.
+
+        Args:
+            of_build: that of the build that is started, if it has one.
+        """
+        return of_build or "bf16" if self.kv == "auto" else self.kv
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:

@@ -13,6 +13,7 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32, SamplingBatch
 from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
@@ -80,6 +81,12 @@ class EngineCore:
         params = request.params
         if complete and not request.prompt:
             raise RequestError("the prompt has no tokens; give at least one")
+        if not isinstance(request.cache_salt, str):
+            raise RequestError(f"cache_salt is {request.cache_salt!r}; give a text")
+        if not isinstance(request.retention, Retention | None):
+            raise RequestError(
+                f"retention is {request.retention!r}; give Retention(priority, seconds)"
+            )
         if request.adapter:
             raise RequestError(
                 f"the request wants adapter '{request.adapter}', and this engine has none; leave"
@@ -444,8 +451,8 @@ class EngineCore:
 
     def _fail_step(self, step: ScheduledStep, why: str) -> list[Event]:
         events: list[Event] = []
-        for scheduled in step.entries:
-            live = self._live.get(scheduled.sequence.request.id)
+        for sequence in self.scheduler.lost_with(step):
+            live = self._live.get(sequence.request.id)
             if live is not None:
                 events += self._end(live, FinishReason.ERROR, why)
         return events

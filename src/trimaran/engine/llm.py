@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trimaran.cache.inspection import CacheReport
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import ParameterError, RequestFailedError, TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import Request
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.collector import OutputCollector, sequences_left
@@ -101,6 +103,8 @@ class LLM:
         priority: int | Sequence[int] = 0,
         slo: Slo | Sequence[Slo] = STANDARD,
         progress: Progress | None = None,
+        cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> list[RequestOutput]:
         """Answers of all prompts, in their order.
 
@@ -110,6 +114,8 @@ class LLM:
             priority: for all prompts, or one each; the smallest first with order "priority".
             slo: the class or its name ("interactive", "standard", "batch"), for all prompts or
                 one each; what it costs is in the metrics of each answer.
+            cache_salt: prefixes are shared only between requests of equal salt.
+            retention: how long the prompts are to stay cached afterwards.
 
         Raises:
             RequestError: a prompt can never be served; none has been started then.
@@ -118,7 +124,7 @@ class LLM:
         many = _as_list(prompts)
         params = _params_list(sampling_params, len(many))
         requests = [
-            self._request(prompt_ids(prompt, self.tokenizer), own, *wish)
+            self._request(prompt_ids(prompt, self.tokenizer), own, *wish, cache_salt, retention)
             for prompt, own, wish in zip(many, params, _wishes(priority, slo, many), strict=True)
         ]
         texts = [prompt_text(prompt) for prompt in many]
@@ -132,6 +138,8 @@ class LLM:
         priority: int | Sequence[int] = 0,
         slo: Slo | Sequence[Slo] = STANDARD,
         progress: Progress | None = None,
+        cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> list[RequestOutput]:
         """Answers to one conversation or to a list of them, through the chat template;
         arguments as those of `generate`.
@@ -143,7 +151,7 @@ class LLM:
         params = _params_list(sampling_params, len(conversations))
         texts = [self.render_chat(conversation) for conversation in conversations]
         requests = [
-            self._request(self._chat_ids(text), own, *wish)
+            self._request(self._chat_ids(text), own, *wish, cache_salt, retention)
             for text, own, wish in zip(texts, params, _wishes(priority, slo, texts), strict=True)
         ]
         return self._run(requests, list(texts), progress)
@@ -182,6 +190,15 @@ class LLM:
         """Forgets all cached prefixes that no request holds."""
         self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())
 
+    def inspect_prefix_cache(self, top: int = 10) -> CacheReport:
+        """What the prefix cache holds, by salt, with the `top` hottest prefixes. Taken between
+        two steps; holds the next one up for about a second for each million of blocks.
+
+        Raises:
+            EngineClosedError: the engine has ended.
+        """
+        return self._thread.ask(lambda core: core.scheduler.kv.inspect(top)).result()
+
     def close(self) -> None:
         """Ends every request and frees the model; may be called twice."""
         self._thread.close()
@@ -203,7 +220,13 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template wrote them
 
     def _request(
-        self, ids: list[int], params: SamplingParams, priority: int = 0, slo: Slo = STANDARD
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        slo: Slo = STANDARD,
+        cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> Request:
         return Request(
             id=f"llm-{next(self._ids)}",
@@ -212,6 +235,8 @@ class LLM:
             arrival=self._core.clock.now(),
             priority=priority,
             slo=slo_class(slo),
+            cache_salt=cache_salt,
+            retention=retention,
         )
 
     def _run(

@@ -9,7 +9,9 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from trimaran.core.errors import EngineClosedError
 from trimaran.core.outputs import SequenceDelta
@@ -20,6 +22,8 @@ from trimaran.engine.generation import LiveRequest
 from trimaran.engine.side_thread import SideThread
 
 _SWITCH_SECONDS = 1e-4
+
+T = TypeVar("T")
 
 Sink = Callable[[list[SequenceDelta]], None]
 """Gets a request's deltas of one step, on the engine's thread; must be quick and not raise."""
@@ -87,6 +91,23 @@ class EngineThread:
         """Runs `function` on the engine's thread between two steps, some time soon."""
         self._inbox.put(lambda: function(self.core))
 
+    def ask(self, function: Callable[[EngineCore], T]) -> Future[T]:
+        """What `function` returns or raises on the engine's thread, between two steps.
+
+        Raises:
+            EngineClosedError: the engine has ended, or isn't in this process.
+        """
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(function(self.core))
+            except Exception as error:  # the asker's, not the engine's
+                answer.set_exception(error)
+
+        self._enter(run)
+        return answer
+
     def close(self) -> None:
         """Ends every request, stops the thread, frees the back end; may be called twice."""
         if self._forked():  # nothing of it runs here, and its lock may have been held
@@ -103,15 +124,16 @@ class EngineThread:
         return self._death is None and not self._closing and not self._forked()
 
     def _hand_in(self, request: Request, sink: Sink, complete: bool) -> None:
-        if self._forked():
-            raise EngineClosedError(
-                f"no request can be taken: the engine runs in process {self._process}, of which"
-                " this one is a fork; make an engine here"
-            )
+        self._refuse_if_forked()
         self.core.check(request, complete=complete)
+        self._enter(lambda: self._add(request, sink, complete))
+
+    def _enter(self, job: Callable[[], None]) -> None:
+        """Puts into the inbox what is sure to be run there."""
+        self._refuse_if_forked()
         with self._lock:  # so that nothing enters the inbox after the last look at it
             self._refuse_if_closed()
-            self._inbox.put(lambda: self._add(request, sink, complete))
+            self._inbox.put(job)
 
     def _forked(self) -> bool:
         return os.getpid() != self._process
@@ -171,6 +193,13 @@ class EngineThread:
         if self._aside is not None:
             self._aside.close()
         self.core.backend.close()
+
+    def _refuse_if_forked(self) -> None:
+        if self._forked():
+            raise EngineClosedError(
+                f"no request can be taken: the engine runs in process {self._process}, of which"
+                " this one is a fork; make an engine here"
+            )
 
     def _refuse_if_closed(self) -> None:
         if self._death is not None or self._closing:

@@ -200,6 +200,17 @@ class Scheduler:
         for place in full.nonzero()[0].tolist():
             self.kv.commit(sequences[place], computed[place])
 
+    def lost_with(self, step: ScheduledStep) -> list[Sequence]:
+        """Who can't go on when `step` has failed: those in it, and of others that run those
+        into whose blocks it was to copy."""
+        lost = dict.fromkeys(entry.sequence for entry in step.entries)
+        copied = set(step.plan.copies[:, 1].tolist())
+        if copied:
+            for sequence in self._running.sequences:
+                if not copied.isdisjoint(self.kv.block_table(sequence)):
+                    lost[sequence] = None
+        return list(lost)
+
     def sampled(self, step: ScheduledStep, tokens: list[int]) -> None:
         """May be called once `step` is committed, before the tokens that were sampled for
         `step.sampling()` are appended: spares the next step from looking for them."""
