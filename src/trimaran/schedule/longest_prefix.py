@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from trimaran.core.namespace import Namespace
-from trimaran.core.namespace import Namespace
 from trimaran.core.request import Sequence, SequenceStatus
 
 _Group = tuple[Namespace, int, tuple[int, ...]]
