@@ -13,6 +13,7 @@ from trimaran.core.outputs import RequestMetrics, RequestOutput, SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
@@ -135,6 +136,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> AsyncIterator[SequenceDelta]:
         """Deltas of a request as they come, until all of its sequences have ended.
 
@@ -156,6 +158,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             retention=retention,
+            slo=slo,
         ) as running:
             async for delta in running:
                 yield delta
@@ -169,6 +172,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> RequestStream:
         """Hands a request in at once and returns its stream; to be called in a running loop.
 
@@ -176,7 +180,7 @@ class AsyncEngine:
             RequestError: it could never be served.
             EngineClosedError: the engine takes no requests any more.
         """
-        request = self._request(prompt, params, request_id, priority, cache_salt, retention)
+        request = self._request(prompt, params, request_id, priority, cache_salt, retention, slo)
         return RequestStream(request, self._thread, self._relay())
 
     async def generate(
@@ -188,6 +192,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> RequestOutput:
         """The whole answer of a request. Cancelling the task aborts it; errors as `stream`."""
         params = params or SamplingParams()
@@ -200,6 +205,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             retention=retention,
+            slo=slo,
         ):
             collector.output.request_id = delta.request_id
             collector.add(delta)
@@ -219,6 +225,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
         idle_seconds: float = IDLE_SECONDS,
     ) -> OpenRequest:
         """A request whose prompt arrives piece by piece; what is certain of it is computed
@@ -234,7 +241,7 @@ class AsyncEngine:
         """
         return OpenRequest(
             self._thread,
-            self._make([], params, request_id, priority, cache_salt, retention),
+            self._make([], params, request_id, priority, cache_salt, retention, slo),
             self.core.tokenizer,
             self._relay().send,
             chat=chat,
@@ -284,9 +291,10 @@ class AsyncEngine:
         priority: int,
         cache_salt: str,
         retention: Retention | None,
+        slo: str | SloClass,
     ) -> Request:
         ids = prompt_ids(prompt, self.core.tokenizer)
-        return self._make(ids, params, request_id, priority, cache_salt, retention)
+        return self._make(ids, params, request_id, priority, cache_salt, retention, slo)
 
     def _make(
         self,
@@ -296,6 +304,7 @@ class AsyncEngine:
         priority: int,
         cache_salt: str,
         retention: Retention | None,
+        slo: str | SloClass,
     ) -> Request:
         return Request(
             id=request_id or f"async-{next(self._ids)}",
@@ -305,4 +314,5 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             retention=retention,
+            slo=slo_class(slo),
         )

@@ -305,7 +305,9 @@ class EngineCore:
         ready = prepared[0]
         if ended or events or ready.forks:
             ready = self._changed(ready)
-        return events + self._sample(step, logits, ready)
+        events += self._sample(step, logits, ready)
+        self.scheduler.observe(step, self.clock.now() - step.time)
+        return events
 
     def _prepare(self, step: ScheduledStep) -> Prepared:
         """What sampling needs and the logits have no part in."""
@@ -425,6 +427,8 @@ class EngineCore:
         one is inside the back end. Events must come in order, each once."""
         assembled = assemble(events, self.tokenizer)
         self._stopped += assembled.stopped
+        for live in assembled.answered:
+            live.metrics.cost = self.metrics.objective.add(live.request.slo, live.metrics)
         if not self._computing:
             self._take_out_stopped()
         return assembled.deltas
