@@ -65,6 +65,7 @@ class StoredBlock:
         before: the digest of the block that it continues; None for a first block.
         tokens: its own.
         uses: how often it was computed or found.
+        persisted: it is on the disk, or asked to be.
     """
 
     block: int
@@ -72,6 +73,7 @@ class StoredBlock:
     before: bytes | None
     tokens: tuple[int, ...]
     uses: int = 1
+    persisted: bool = False
 
 
 class BlockObserver(Protocol):

@@ -99,6 +99,10 @@ class KVCacheManager:
             sequence.tokens, sequence.request.cache_salt, len(sequence.tokens) - 1
         )
 
+    def match_up_to(self, sequence: Sequence, tokens: int) -> Match:
+        """The longest stored prefix of the sequence's first `tokens` tokens."""
+        return self.index.match(sequence.tokens, sequence.request.cache_salt, tokens)
+
     def no_match(self, sequence: Sequence) -> Match:
         """The empty prefix: for a sequence whose every row is wanted."""
         return self.index.match((), sequence.request.cache_salt, 0)

@@ -19,8 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.prefix_index import Match
+from trimaran.cache.tiers import KVTiers
 from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import CapacityError
@@ -28,9 +31,11 @@ from trimaran.core.request import FinishReason, Sequence, SequenceStatus
 from trimaran.core.step_plan import StepPlan
 from trimaran.schedule.capacity import Capacity, make_capacity
 from trimaran.schedule.chunking import Chunking, FixedChunk
+from trimaran.schedule.loading import Loading
 from trimaran.schedule.order import Order, make_order
 from trimaran.schedule.plan_builder import PlanBuilder, ScheduledSequence, scores_prompt
 from trimaran.schedule.selection import Selection
+from trimaran.schedule.step_seconds import MeasuredPrefill
 
 __all__ = ["ScheduledSequence", "ScheduledStep", "Scheduler"]
 
@@ -72,8 +77,11 @@ class Scheduler:
         order: Order | None = None,
         chunking: Chunking | None = None,
         capacity: Capacity | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         self.kv = kv
+        self._prefill = MeasuredPrefill()
+        self.loading = None if tiers is None else Loading(kv, tiers, clock, self._prefill)
         self._clock = clock
         self._seats = config.max_num_seqs
         self._budget = config.max_num_batched_tokens
@@ -123,18 +131,22 @@ class Scheduler:
             self._stop(sequence)
         else:
             self._order.remove(sequence)
+        if self.loading is not None:
+            self.loading.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
 
     # ------------------------------------------------------------------ steps
 
     def schedule(self) -> ScheduledStep | None:
-        """The next step, or None where nothing can run.
+        """The next step, or None where nothing can run: there is no work, or all that there
+        is waits for a lower tier.
 
         Raises:
             CapacityError: one sequence has outgrown the cache (its `request_id` says which);
                 once that one is finished, scheduling goes on.
         """
+        self._end_loading()
         chosen, preempted = self._serve_running()
         while preempted and not chosen.sequences:  # whoever had the budget lost its blocks
             chosen, preempted = self._serve_running()
@@ -153,6 +165,8 @@ class Scheduler:
         """The back end has run `step`: its tokens are computed, their full blocks indexed.
         Sequences that have left meanwhile are passed over."""
         size = self.kv.block_size
+        if self.loading is not None:
+            self._prefill.observe(step.prefill_tokens, step.plan.rows, self._clock.now() - step.time)
         running = SequenceStatus.RUNNING
         for entry in step.entries:
             sequence, start = entry.sequence, entry.start
@@ -165,7 +179,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether a sequence runs or waits."""
-        return bool(self._running) or len(self._order) > 0
+        return bool(self._running) or self.num_waiting > 0
 
     @property
     def num_running(self) -> int:
@@ -173,15 +187,20 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._order)
+        return len(self._order) + self.num_loading
+
+    @property
+    def num_loading(self) -> int:
+        """Those of the waiting that wait for blocks from a lower tier."""
+        return 0 if self.loading is None else len(self.loading)
 
     def running(self) -> Iterator[Sequence]:
         """Sequences that hold blocks, in order of admission."""
         return iter(self._running)
 
     def waiting(self) -> Iterator[Sequence]:
-        """Sequences that wait, the next one first."""
-        return iter(self._order)
+        """Sequences that wait, the next one first; before them those that are loading."""
+        return chain(self.loading or (), self._order)
 
     # ------------------------------------------------------------------ parts of a step
 
@@ -230,13 +249,16 @@ class Scheduler:
     def _admit(self, chosen: Selection) -> None:
         """Admits who waits while seats, blocks and budget last."""
         budget = self._budget - sum(chosen.counts)
-        free = self._seats - len(self._running) - sum(self._kept.values())
+        free = self._seats - len(self._running) - sum(self._kept.values()) - self.num_loading
         while budget > 0 and (sequence := self._order.peek()) is not None:
             seats = 1 if sequence.forked else sequence.request.params.n
             if seats > free:
                 break
-            match = self.kv.no_match if scores_prompt(sequence) else self.kv.match
-            prefix = match(sequence)
+            scores = scores_prompt(sequence)
+            prefix = self.kv.no_match(sequence) if scores else self.kv.match(sequence)
+            if not scores and self._begin_loading(sequence, prefix):
+                free -= 1
+                continue
             want = sequence.total - prefix.tokens
             (count,) = self._chunking.share([want], budget)
             if count == 0:
@@ -249,9 +271,28 @@ class Scheduler:
             chosen.append(sequence, prefix.tokens, want, count)
             budget, free = budget - count, free - seats
 
+    def _begin_loading(self, sequence: Sequence, prefix: Match) -> bool:
+        """Whether the sequence waits for a lower tier from now on."""
+        if self.loading is None:
+            return False
+        if not self.loading.begin(sequence, prefix, len(self._running) + 1):
+            return False
+        self._order.remove(sequence)
+        sequence.status = SequenceStatus.LOADING
+        return True
+
+    def _end_loading(self) -> None:
+        """Those whose load has ended wait at the head, in the order in which they came."""
+        if self.loading is not None:
+            for sequence in reversed(self.loading.ended()):
+                sequence.status = SequenceStatus.WAITING
+                self._order.requeue(sequence)
+
     def _start(self, sequence: Sequence, computed: int, kept: int) -> None:
         """Moves a sequence from those that wait to those that run."""
         self._order.remove(sequence)
+        if self.loading is not None:
+            self.loading.forget(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.computed = computed
         if sequence.preemptions == 0:
@@ -261,7 +302,10 @@ class Scheduler:
         self._running.append(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Takes its blocks back; it computes again, after what the index still has."""
+        """Takes its blocks back; it computes again, after what the index still has and what a
+        lower tier brings back."""
+        if self.loading is not None:
+            self.loading.preempted(sequence)
         self._stop(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.computed = 0
