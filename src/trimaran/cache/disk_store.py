@@ -87,7 +87,9 @@ class DiskStore:
             self._write_usage(self._trim(self.max_bytes))
         key = place.read_bytes()
         if len(key) != KEY_BYTES:
-            raise OSError(errno.EINVAL, f"the key has {len(key)} bytes, not {KEY_BYTES}", str(place))
+            raise OSError(
+                errno.EINVAL, f"the key has {len(key)} bytes, not {KEY_BYTES}", str(place)
+            )
         return key
 
     # ------------------------------------------------------------------ blocks
@@ -239,7 +241,7 @@ class DiskStore:
 
 
 def _write_all(number: int, header: bytes, payload: Bytes) -> None:
-    left = [memoryview(header), memoryview(payload).cast("B")]
+    left = [memoryview(header), payload.data.cast("B")]
     while left:
         written = os.writev(number, left)
         while left and written >= len(left[0]):

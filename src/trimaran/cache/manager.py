@@ -288,14 +288,14 @@ class KVCacheManager:
         """Forgets every stored prefix. Sequences that run go on with what they hold, which
         isn't indexed any more."""
         self.pool.clear_index()
-        for holder in (*self._tables.values(), *self._reserved):
+        for holder in self._holders():
             holder.cursor.closed = True
         if self.content is not None:
             self.content.clear()
 
     def check(self) -> None:
         """Raises `AssertionError` where counts, tables, matrix and index disagree."""
-        self.pool.check(holder.blocks for holder in (*self._tables.values(), *self._reserved))
+        self.pool.check(holder.blocks for holder in self._holders())
         self._check_content()
         rows = [table.row for table in self._tables.values()]
         if len(set(rows)) != len(rows):
@@ -311,6 +311,9 @@ class KVCacheManager:
         for number in range(len(self._matrix.blocks)):
             if number not in used and (self._matrix.blocks[number] != -1).any():
                 raise AssertionError(f"row {number} is unused but not empty")
+
+    def _holders(self) -> list[BlockTable | Reserved]:
+        return [*self._tables.values(), *self._reserved]
 
     def _check_content(self) -> None:
         if self.content is None:

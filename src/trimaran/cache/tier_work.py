@@ -302,7 +302,8 @@ class TierWork:
         if self._stored.at(stored.block) is not stored:
             return None
         self.copying.note(data.nbytes, self._clock.now() - begin)
-        return data[0]
+        copied: Bytes = data[0]
+        return copied
 
     def _save(self, stored: StoredBlock) -> None:
         assert self.host is not None

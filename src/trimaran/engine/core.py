@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +21,12 @@ from trimaran.engine.sampling import Pick, choose, score_picks, score_prompt
 from trimaran.models.config import ModelConfig
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.schedule.scheduler import ScheduledStep, Scheduler
+
+
+class Service(Protocol):
+    """Something that runs beside the steps for as long as the engine does."""
+
+    def close(self) -> None: ...
 
 
 class EngineCore:
@@ -45,6 +53,9 @@ class EngineCore:
         self.config = config
         self.max_model_len = max_model_len
         self.clock = clock
+        self.services: list[Service] = []
+        self.stalled = False
+        self.wake: Callable[[], None] = lambda: None
         self._live: dict[str, LiveRequest] = {}
         self._arrivals = itertools.count()
 
@@ -116,13 +127,19 @@ class EngineCore:
     # ------------------------------------------------------------------ a step
 
     def step(self) -> list[SequenceDelta]:
-        """Runs one step; returns what it added, and to whom."""
+        """Runs one step; returns what it added, and to whom.
+
+        Afterwards `stalled` says that there was nothing to run though there is work: all of it
+        waits for a lower tier of the KV cache, and `wake` will be called, from another thread,
+        when a step may have something to run again.
+        """
         try:
             step = self.scheduler.schedule()
         except CapacityError as error:  # one sequence has outgrown the cache
             if error.request_id not in self._live:
                 raise
             return self._end(self._live[error.request_id], FinishReason.ERROR, str(error))
+        self.stalled = step is None
         if step is None:
             return []
         self._note_scheduled(step)
@@ -206,6 +223,12 @@ class EngineCore:
         self.scheduler.finish(generation.sequence, reason)
         if live.ended:
             self._forget(live, now)
+
+    def close(self) -> None:
+        """Stops what runs beside the steps, and frees the back end; may be called twice."""
+        while self.services:
+            self.services.pop().close()
+        self.backend.close()
 
     # ------------------------------------------------------------------ prompt scores
 

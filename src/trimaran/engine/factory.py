@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimaran.cache.manager import KVCacheManager
 from trimaran.compute import native
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
@@ -18,6 +17,7 @@ from trimaran.core.errors import BackendError, BuildError, TrimaranError
 from trimaran.engine.builds import BuildStore, LoadedBuild, load_build, save_build
 from trimaran.engine.core import EngineCore
 from trimaran.engine.memory import available_bytes, plan_cache
+from trimaran.engine.tiers import open_tiers
 from trimaran.models.chat_template import ChatTemplate
 from trimaran.models.config import ModelConfig
 from trimaran.models.model import Model
@@ -292,9 +292,9 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
     )
     log.info(plan.reason)
     model.backend.allocate_cache(plan.blocks, config.block_size)
-    cache = KVCacheManager(plan.blocks, config.block_size, config.prefix_cache)
-    scheduler = Scheduler(config, cache, clock)
-    return EngineCore(
+    parts = open_tiers(model.backend, config, plan.blocks, clock)
+    scheduler = Scheduler(config, parts.kv, clock, tiers=parts.tiers)
+    core = EngineCore(
         model.config,
         model.tokenizer,
         model.backend,
@@ -303,3 +303,5 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
         plan.max_model_len,
         clock,
     )
+    parts.attach(core)
+    return core

@@ -16,6 +16,7 @@ from trimaran.core.request import FinishReason, Request
 from trimaran.engine.core import EngineCore
 
 _SWITCH_SECONDS = 1e-4
+_STALLED_SECONDS = 0.01  # then a step is tried again, whoever forgot to wake the thread
 
 Sink = Callable[[list[SequenceDelta]], None]
 """Gets a request's deltas of one step, on the engine's thread; must be quick and not raise."""
@@ -39,6 +40,7 @@ class EngineThread:
         self._lock = threading.Lock()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._process = os.getpid()
+        core.wake = lambda: self._inbox.put(_nothing)
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a step in native code must not outlive the interpreter
@@ -76,7 +78,7 @@ class EngineThread:
         with self._lock:
             self._closing = True
         atexit.unregister(self.close)
-        self._inbox.put(lambda: None)
+        self._inbox.put(_nothing)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -93,17 +95,19 @@ class EngineThread:
         why = "the engine was closed"
         try:
             while not self._closing:
-                self._take_inbox(wait=not self.core.has_work)
+                self._take_inbox(wait=not self.core.has_work, stalled=self.core.stalled)
                 if not self._closing:
                     self._deliver(self.core.step())
         except Exception as error:  # a bug: say so to everybody rather than hang
             why = f"the engine's step loop died: {type(error).__name__}: {error}"
         self._shut(why)
 
-    def _take_inbox(self, wait: bool) -> None:
+    def _take_inbox(self, wait: bool, stalled: bool = False) -> None:
         if wait:
             self._inbox.get()()
         with contextlib.suppress(queue.Empty):
+            if stalled and not wait:
+                self._inbox.get(timeout=_STALLED_SECONDS)()
             while True:
                 self._inbox.get_nowait()()
 
@@ -137,13 +141,17 @@ class EngineThread:
             with contextlib.suppress(Exception):
                 sink([_failed(request_id, why)])
         self._sinks.clear()
-        self.core.backend.close()
+        self.core.close()
 
     def _refuse_if_closed(self) -> None:
         if self._death is not None or self._closing:
             raise EngineClosedError(
                 f"no request can be taken: {self._death or 'the engine is closing'}"
             )
+
+
+def _nothing() -> None:
+    """Wakes the thread."""
 
 
 def _failed(request_id: str, why: str) -> SequenceDelta:

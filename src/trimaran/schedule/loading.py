@@ -46,9 +46,7 @@ class Loading:
         given_up: sequences that have stopped waiting for a load.
     """
 
-    def __init__(
-        self, kv: KVCacheManager, tiers: KVTiers, clock: Clock, cost: PrefillCost
-    ) -> None:
+    def __init__(self, kv: KVCacheManager, tiers: KVTiers, clock: Clock, cost: PrefillCost) -> None:
         self.moved = self.recomputed = self.given_up = 0
         self.tiers = tiers
         self._kv = kv

@@ -166,7 +166,9 @@ class Scheduler:
         Sequences that have left meanwhile are passed over."""
         size = self.kv.block_size
         if self.loading is not None:
-            self._prefill.observe(step.prefill_tokens, step.plan.rows, self._clock.now() - step.time)
+            self._prefill.observe(
+                step.prefill_tokens, step.plan.rows, self._clock.now() - step.time
+            )
         running = SequenceStatus.RUNNING
         for entry in step.entries:
             sequence, start = entry.sequence, entry.start

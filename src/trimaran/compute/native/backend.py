@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-
 from trimaran.compute.backend import Bytes, Int32
 from trimaran.compute.native import _native
 from trimaran.compute.native.built import BuiltModel, build
