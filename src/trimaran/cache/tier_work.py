@@ -143,18 +143,21 @@ class TierWork:
     # ------------------------------------------------------------------ asking
 
     def save(self, blocks: Sequence[StoredBlock], urgent: bool = False) -> None:
-        """Blocks to be copied to host memory, those that are there left out."""
+        """Blocks to be copied to host memory, those that are there left out. Urgent ones come
+        before all others, the last of them first."""
         host = self.host
         if host is None:
             return
         with self._news:
             queue = self._queues.saves
-            for stored in reversed(blocks) if urgent else blocks:
+            for stored in blocks:
                 if stored.digest in host or (not urgent and stored.digest in self._pending):
                     continue
                 if len(queue) >= MAX_QUEUED:
                     self.counts.dropped += 1
-                    continue
+                    if not urgent:
+                        continue
+                    self._pending.discard(queue.pop().digest)
                 self._pending.add(stored.digest)
                 if urgent:
                     queue.appendleft(stored)
