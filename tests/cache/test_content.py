@@ -39,7 +39,12 @@ def test_a_digest_stands_for_one_prefix_under_one_salt_space_and_key(a, b) -> No
 
 def test_salt_and_adapter_don_t_run_into_each_other() -> None:
     content = ContentHash()
-    roots = {content.root("ab"), content.root("b", "a"), content.root("", "ab"), content.root("a", "b")}
+    roots = {
+        content.root("ab"),
+        content.root("b", "a"),
+        content.root("", "ab"),
+        content.root("a", "b"),
+    }
     assert len(roots) == 4
 
 

@@ -83,7 +83,9 @@ def test_a_flipped_bit_is_noticed_and_the_file_removed(tmp_path: Path, at: int, 
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"x" * FILE, b"x" * (FILE + 1), b"TRMKV001"])
-def test_truncated_and_foreign_files_are_ignored_and_removed(tmp_path: Path, content: bytes) -> None:
+def test_truncated_and_foreign_files_are_ignored_and_removed(
+    tmp_path: Path, content: bytes
+) -> None:
     store = opened(tmp_path)
     store.write(name(1), payload(1))
     (place,) = files(tmp_path)
@@ -104,7 +106,11 @@ def test_a_block_of_another_name_is_foreign(tmp_path: Path) -> None:
 
 
 def test_files_that_aren_t_ours_are_never_touched(tmp_path: Path) -> None:
-    theirs = [tmp_path / "thesis.tex", tmp_path / FOLDER / "notes", tmp_path / FOLDER / "ab" / "x.kv"]
+    theirs = [
+        tmp_path / "thesis.tex",
+        tmp_path / FOLDER / "notes",
+        tmp_path / FOLDER / "ab" / "x.kv",
+    ]
     store = opened(tmp_path, 2)
     for place in theirs:
         place.parent.mkdir(exist_ok=True)
@@ -190,19 +196,25 @@ from trimaran.cache.disk_store import DiskStore
 store = DiskStore(Path({path!r}), {bound}, {size})
 store.open(os.urandom(32))
 print("ready", flush=True)
-number = {first}
-while number < {last}:
+for number in range({first}, {last}):
     digest = number.to_bytes(4, "big") * 8
-    store.write(digest, np.random.default_rng(number).integers(0, 256, {size}, dtype=np.uint8))
-    number += 1
+    written = np.random.default_rng(number).integers(0, 256, {size}, dtype=np.uint8)
+    store.write(digest, written)
     data = store.read(digest)
-    assert data is None or (data == np.random.default_rng(number - 1).integers(0, 256, {size}, dtype=np.uint8)).all()
+    assert data is None or (data == written).all()
 """
 
 
-def writer(path: Path, first: int, last: int, blocks: int, size: int = SIZE) -> subprocess.Popen[str]:
+def writer(
+    path: Path, first: int, last: int, blocks: int, size: int = SIZE
+) -> subprocess.Popen[str]:
     code = WRITER.format(
-        paths=sys.path, path=str(path), bound=blocks * (size + 48), size=size, first=first, last=last
+        paths=sys.path,
+        path=str(path),
+        bound=blocks * (size + 48),
+        size=size,
+        first=first,
+        last=last,
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"

@@ -13,7 +13,9 @@ from trimaran.cache.host_store import HostStore
 KEYS = st.integers(0, 7).map(lambda n: bytes([n]))
 
 
-@given(st.integers(0, 40), st.lists(st.tuples(st.booleans(), KEYS, st.integers(1, 16)), max_size=60))
+@given(
+    st.integers(0, 40), st.lists(st.tuples(st.booleans(), KEYS, st.integers(1, 16)), max_size=60)
+)
 def test_the_least_recently_used_go_first(bound: int, steps) -> None:  # type: ignore[no-untyped-def]
     store = HostStore(bound)
     model: OrderedDict[bytes, int] = OrderedDict()

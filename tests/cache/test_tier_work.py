@@ -39,10 +39,14 @@ class Memory:
         self.data[blocks] = data
 
 
-@pytest.fixture()
+@pytest.fixture
 def parts() -> tuple[Memory, StoredBlocks, TierWork]:
     memory, stored = Memory(), StoredBlocks(2, ContentHash())
-    return memory, stored, TierWork(memory, SIZE, stored, VirtualClock(), HostStore(100 * SIZE), None)
+    return (
+        memory,
+        stored,
+        TierWork(memory, SIZE, stored, VirtualClock(), HostStore(100 * SIZE), None),
+    )
 
 
 Parts = tuple[Memory, StoredBlocks, TierWork]
@@ -86,7 +90,7 @@ def test_the_queue_is_bounded(parts: Parts) -> None:
 
 
 def test_urgent_blocks_come_first_and_the_last_of_them_before_all(parts: Parts) -> None:
-    memory, stored, work = parts
+    _, stored, work = parts
     blocks = [store(stored, number) for number in range(6)]
     work.save(blocks[:3])
     work.save(blocks[3:], urgent=True)
