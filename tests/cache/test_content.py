@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from trimaran.cache.content import ContentHash, StoredBlock, StoredBlocks
 from trimaran.cache.manager import KVCacheManager
+from trimaran.core.namespace import Namespace
 from trimaran.core.request import Request, Sequence
 from trimaran.core.sampling_params import SamplingParams
 
 
 def digests(content: ContentHash, tokens: list[int], salt: str, size: int = 2) -> list[bytes]:
-    return list(content.chain(content.root(salt), tokens, 0, len(tokens) // size, size))
+    return list(content.chain(content.root(Namespace(salt)), tokens, 0, len(tokens) // size, size))
 
 
 TOKENS = st.lists(st.integers(0, 3), max_size=8)
@@ -37,15 +38,10 @@ def test_a_digest_stands_for_one_prefix_under_one_salt_space_and_key(a, b) -> No
             assert len(one) == 32
 
 
-def test_salt_and_adapter_don_t_run_into_each_other() -> None:
-    content = ContentHash()
-    roots = {
-        content.root("ab"),
-        content.root("b", "a"),
-        content.root("", "ab"),
-        content.root("a", "b"),
-    }
-    assert len(roots) == 4
+def test_space_salt_and_adapter_don_t_run_into_each_other() -> None:
+    parts = [("ab", "", ""), ("a", "b", ""), ("", "ab", ""), ("", "a", "b"), ("", "", "ab")]
+    roots = {ContentHash(a.encode()).root(Namespace(b, c)) for a, b, c in parts}
+    assert len(roots) == len(parts)
 
 
 class Log:

@@ -14,6 +14,7 @@ from trimaran.cache.disk_store import DiskStore
 from trimaran.cache.host_store import HostStore
 from trimaran.cache.tier_work import MAX_QUEUED, Load, TierThread, TierWork
 from trimaran.core.clock import SystemClock, VirtualClock
+from trimaran.core.namespace import Namespace
 
 SIZE = 64
 
@@ -53,7 +54,7 @@ Parts = tuple[Memory, StoredBlocks, TierWork]
 
 
 def store(stored: StoredBlocks, block: int, before: int | None = None):  # type: ignore[no-untyped-def]
-    stored.add(block, before, [block, block], "")
+    stored.add(block, before, [block, block], Namespace())
     return stored.at(block)
 
 

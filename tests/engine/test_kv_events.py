@@ -146,7 +146,7 @@ def stored(llm: LLM) -> dict[int, list[int]]:
         if block in kv.index:
             entry = kv.content.at(block)
             assert entry is not None
-            found[short_hash(entry.digest)] = kv.index.prefix(block)[1]  # type: ignore[attr-defined]
+            found[short_hash(entry.digest)] = kv.index.prefix(block)[1]
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.tiers import TieredEngine, make_tiered
 
+from trimaran.core.namespace import Namespace
 from trimaran.core.request import FinishReason, SequenceStatus
 
 PROMPT = [0, 1, 2, 1, 0, 2, 2, 1, 0, 0, 1, 1, 2]  # three blocks of four, and one token
@@ -91,7 +92,7 @@ def test_a_load_that_ends_early_leaves_the_rest_to_computing(tmp_path: Path) -> 
     run(engine, PROMPT)
     content = engine.kv.content
     assert content is not None
-    second = list(content.content.chain(content.content.root(""), PROMPT, 0, 3, 4))[1]
+    second = list(content.content.chain(content.content.root(Namespace()), PROMPT, 0, 3, 4))[1]
     (place,) = tmp_path.rglob(f"{second.hex()}.kv")
     data = bytearray(place.read_bytes())
     data[-1] ^= 1

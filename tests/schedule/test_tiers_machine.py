@@ -19,8 +19,6 @@ from hypothesis.stateful import (
 from support.scheduling import contents
 from support.tiers import TieredEngine, make_tiered
 
-from trimaran.cache.hash_index import HashIndex
-from trimaran.cache.prefix_index import PrefixIndex
 from trimaran.core.request import FinishReason, Sequence, SequenceStatus
 
 STEMS = ([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 2, 2, 1, 1], [1] * 14, [])
@@ -34,7 +32,6 @@ PROMPTS = st.builds(
 
 class TiersMachine(RuleBasedStateMachine):
     engine: TieredEngine
-    make_index = HashIndex
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,8 +44,13 @@ class TiersMachine(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         host_blocks=st.sampled_from([0, 1, 5, 30]),
         disk_blocks=st.sampled_from([0, 3, 12, 100]),
+        index=st.sampled_from(["hash", "radix"]),
+        order=st.sampled_from(["fcfs", "longest-prefix"]),
+        capacity=st.sampled_from(["max-utilization", "max-utilization", "no-evict"]),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, budget, host_blocks, disk_blocks):  # type: ignore[no-untyped-def]
+    def start(
+        self, num_blocks, block_size, max_num_seqs, budget, host_blocks, disk_blocks, **policies
+    ):  # type: ignore[no-untyped-def]
         if not host_blocks and not disk_blocks:
             disk_blocks = 100
         self.options = {
@@ -59,14 +61,14 @@ class TiersMachine(RuleBasedStateMachine):
             "host_blocks": host_blocks,
             "disk_path": self.folder if disk_blocks else None,
             "disk_blocks": disk_blocks,
+            **policies,
         }
         self.capacity = num_blocks * block_size
         self.seats = max_num_seqs
         self.restart()
 
     def restart(self) -> None:
-        index: PrefixIndex = type(self).make_index(self.options["block_size"])  # type: ignore[arg-type]
-        self.engine = make_tiered(index=index, **self.options)  # type: ignore[arg-type]
+        self.engine = make_tiered(**self.options)  # type: ignore[arg-type]
         self.known: dict[int, bytes] = {}
         self.engine.kv.content.observers.append(self)  # type: ignore[union-attr]
         self.added: list[Sequence] = []
@@ -242,8 +244,8 @@ class TiersMachine(RuleBasedStateMachine):
         """A stored block holds what it is stored under."""
         kv = self.engine.kv
         for block in self.known:
-            salt, tokens = kv.index.prefix(block)  # type: ignore[attr-defined]
-            assert self.engine.backend.block(block) == contents(salt, tokens)[-kv.block_size :]
+            namespace, tokens = kv.index.prefix(block)
+            assert self.engine.backend.block(block) == contents(namespace, tokens)[-kv.block_size :]
 
     def finish_all(self) -> None:
         self.engine.drain_all()
@@ -257,7 +259,7 @@ class TiersMachine(RuleBasedStateMachine):
         """What the tokens are, by the fake engine's rule."""
         tokens = list(sequence.request.prompt)
         for _ in range(sequence.output_length):
-            context = contents(sequence.request.cache_salt, tokens)[-1][2]
+            context = contents(sequence.request.namespace, tokens)[-1][2]
             tokens.append(hash((context, sequence.index)) % self.engine.vocabulary)
         return tokens[sequence.prompt_length :]
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from support.scheduling import FakeBackend, FakeEngine
 
 from trimaran.cache.content import ContentHash, StoredBlocks
 from trimaran.cache.disk_store import KEY_BYTES, DiskStore
 from trimaran.cache.host_store import HostStore
+from trimaran.cache.indices import make_index
 from trimaran.cache.manager import KVCacheManager
-from trimaran.cache.prefix_index import PrefixIndex
 from trimaran.cache.tier_work import TierWork
 from trimaran.cache.tiers import KVTiers
 from trimaran.core.clock import VirtualClock
@@ -49,10 +50,11 @@ def make_tiered(
     host_blocks: int = 0,
     disk_path: Path | None = None,
     disk_blocks: int = 1000,
-    index: PrefixIndex | None = None,
-    capacity: Capacity | None = None,
+    index: str = "hash",
+    capacity: Capacity | str | None = None,
     max_num_seqs: int = 8,
     budget: int = 64,
+    **options: Any,
 ) -> TieredEngine:
     """An engine over a new cache; its tiers hold so many blocks."""
     size = block_size * SLOT_BYTES
@@ -62,14 +64,17 @@ def make_tiered(
         disk = DiskStore(disk_path, disk_blocks * (size + 48), size)
         key = disk.open(b"k" * KEY_BYTES)
     stored = StoredBlocks(block_size, ContentHash(b"fake", key))
-    kv = KVCacheManager(num_blocks, block_size, index=index, content=stored)
+    made = make_index(index, block_size)
+    kv = KVCacheManager(num_blocks, block_size, index=made, content=stored)
     works: list[TierWork] = []
 
     def tiers(backend: FakeBackend, clock: VirtualClock) -> KVTiers:
         works.append(TierWork(backend, size, stored, clock, host, disk))
         return KVTiers(kv, works[0])
 
-    config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    if isinstance(capacity, str):
+        options["capacity"], capacity = capacity, None
+    config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **options)
     engine = TieredEngine(config, kv, None, capacity, tiers)
     engine.work, engine.disk, engine.host = works[0], disk, host
     return engine

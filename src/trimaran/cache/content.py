@@ -1,6 +1,6 @@
 """What lies in stored blocks, named by a hash that is equal wherever the content is.
 
-    root   = H(space, adapter, salt)
+    root   = H(space, salt, adapter)
     digest = H(digest of the block before it, or the root; its tokens)
 
 H is BLAKE2b with 256 bits, keyed where a key is given. The space says which bits a block of
@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from trimaran.core.namespace import Namespace
+
 DIGEST_BYTES = 32
 
 
@@ -32,9 +34,9 @@ class ContentHash:
         self._space = space
         self._key = key
 
-    def root(self, salt: str, adapter: str = "") -> bytes:
+    def root(self, namespace: Namespace) -> bytes:
         """32 bytes that stand for the empty prefix."""
-        parts = (self._space, adapter.encode(), salt.encode())
+        parts = (self._space, *(part.encode() for part in namespace))
         return self._hash(b"root", *(struct.pack("<Q", len(part)) + part for part in parts))
 
     def after(self, before: bytes, tokens: Sequence[int]) -> bytes:
@@ -116,7 +118,9 @@ class StoredBlocks:
         """What is stored there."""
         return self._stored.get(block)
 
-    def add(self, block: int, before: int | None, tokens: Sequence[int], salt: str) -> None:
+    def add(
+        self, block: int, before: int | None, tokens: Sequence[int], namespace: Namespace
+    ) -> None:
         """A full block was indexed; known ones are passed over.
 
         Args:
@@ -125,7 +129,7 @@ class StoredBlocks:
         if block in self._stored:
             return
         if before is None:
-            parent, root = None, self.content.root(salt)
+            parent, root = None, self.content.root(namespace)
         else:
             parent = root = self._stored[before].digest
         digest = self.content.after(root, tokens)

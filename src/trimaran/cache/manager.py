@@ -14,8 +14,10 @@ from trimaran.cache.content import StoredBlocks
 from trimaran.cache.hash_index import HashIndex
 from trimaran.cache.prefix_index import Cursor, Match, NoIndex, PrefixIndex
 from trimaran.core.request import Sequence
+from trimaran.core.retention import Retention
 
 Int32 = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,9 @@ class CacheUsage:
     """Blocks by state (free + held + cached = total), and prefix hits since the start.
 
     Attributes:
-        queried_tokens: tokens of sequences that were looked up when they were admitted.
+        queried_tokens: tokens of sequences that were looked up when they were first admitted.
         hit_tokens: those of them that were found.
+        resumed_tokens: found again by sequences that came back after preemption.
     """
 
     total: int
@@ -33,6 +36,12 @@ class CacheUsage:
     cached: int
     queried_tokens: int
     hit_tokens: int
+    resumed_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the tokens looked up, the share that was found; 0 before the first."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -82,11 +91,17 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, index, None if content is None else content.remove)
         self._reserved: set[Reserved] = set()
         self._tables: dict[Sequence, BlockTable] = {}
+        self._by_row: dict[int, BlockTable] = {}
         self._matrix = TableMatrix()
         self._copies: list[tuple[int, int]] = []
-        self._rows_of: list[Sequence] = []
-        self._rows: npt.NDArray[np.intp] = np.zeros(0, np.intp)
-        self._queried = self._hit = 0
+        self._queried = self._hit = self._resumed = 0
+        self._now = 0.0
+
+    def at(self, now: float) -> None:
+        """It is `now`, seconds on the scheduler's clock: what was to be kept until then isn't
+        any more."""
+        self._now = now
+        self.index.at(now)
 
     # ------------------------------------------------------------------ sequences
 
@@ -96,36 +111,50 @@ class KVCacheManager:
         At least one token is left over, so that there is a row to sample from.
         """
         return self.index.match(
-            sequence.tokens, sequence.request.cache_salt, len(sequence.tokens) - 1
+            sequence.tokens, sequence.request.namespace, len(sequence.tokens) - 1
         )
 
     def match_up_to(self, sequence: Sequence, tokens: int) -> Match:
         """The longest stored prefix of the sequence's first `tokens` tokens."""
-        return self.index.match(sequence.tokens, sequence.request.cache_salt, tokens)
+        return self.index.match(sequence.tokens, sequence.request.namespace, tokens)
 
     def no_match(self, sequence: Sequence) -> Match:
         """The empty prefix: for a sequence whose every row is wanted."""
-        return self.index.match((), sequence.request.cache_salt, 0)
+        return self.index.match((), sequence.request.namespace, 0)
 
     def admit(self, sequence: Sequence, match: Match, up_to: int) -> bool:
         """Gives a sequence a table that begins with `match` and has blocks for positions
-        below `up_to`; or changes nothing and returns False where there aren't enough."""
+        below `up_to`; or changes nothing and returns False where there aren't enough.
+
+        The partial part of the match is copied into a block of its own (see `take_copies`).
+        The source isn't held: even where it is evicted for this sequence or another of the
+        same step, it is read before anything is written.
+
+        Args:
+            up_to: above `match.tokens`.
+        """
         pool = self.pool
         fresh = max(0, self.blocks_for(up_to) - len(match.blocks))
         resting = sum(pool.references(block) == 0 for block in match.blocks)
         if fresh > pool.available - resting:
             return False
+        self.index.used(match)
         for block in match.blocks:
             pool.retain(block)
         added = pool.allocate(fresh)
         assert added is not None
+        if match.source is not None and match.source != added[0]:
+            self._copies.append((match.source, added[0]))
         blocks = match.blocks + added
         table = self._open(sequence, blocks, match)
         self._matrix.writable[table.row] = len(blocks) * self.block_size
-        self._queried += len(sequence.tokens)
-        self._hit += match.tokens
         if self.content is not None:
             self.content.use(match.blocks)
+        if sequence.preemptions:
+            self._resumed += match.tokens
+        else:
+            self._queried += len(sequence.tokens)
+            self._hit += match.tokens
         return True
 
     def allocate(self, sequence: Sequence, up_to: int) -> bool:
@@ -144,11 +173,31 @@ class KVCacheManager:
         if fresh is None:
             return False
         for place in foreign:
-            copied = place * self.block_size < sequence.computed
-            self._replace(table, place, fresh.pop(), copied)
+            self._replace(table, place, fresh.pop(), sequence.computed)
         self._matrix.extend(table.row, length, fresh)
         table.blocks.extend(fresh)
         self._matrix.writable[table.row] = wanted * self.block_size
+        return True
+
+    def allocate_next(self, rows: Rows, computed: Int32) -> bool:
+        """Gives each of the tables at `rows` one block more, for the position after its
+        `computed` tokens: what `allocate` does for the next position, for all at once.
+
+        Returns:
+            False, and nothing has changed, where a table needs another thing (a block of its
+            own in place of a shared one), or where there aren't enough blocks.
+        """
+        matrix = self._matrix
+        lengths = matrix.lengths[rows]
+        if (lengths * self.block_size != computed).any():
+            return False
+        fresh = self.pool.allocate(len(rows))
+        if fresh is None:
+            return False
+        tables = self._by_row
+        for row, block in zip(rows.tolist(), fresh, strict=True):
+            tables[row].blocks.append(block)
+        matrix.append(rows, lengths, fresh, computed + np.int32(self.block_size))
         return True
 
     def commit(self, sequence: Sequence, computed: int) -> None:
@@ -173,7 +222,7 @@ class KVCacheManager:
             self.pool.release(block)
             blocks[place] = stands
         if self.content is not None and stands in self.index:
-            self.content.add(stands, blocks[place - 1] if place else None, own, cursor.salt)
+            self.content.add(stands, blocks[place - 1] if place else None, own, cursor.namespace)
         return stands
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -187,10 +236,14 @@ class KVCacheManager:
         opened = self._open(child, match.blocks, match)
         self._matrix.writable[[table.row, opened.row]] = parent.computed
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence, *, sound: bool = True) -> None:
         """Takes a sequence's table away; unknown ones are ignored.
 
-        The last block is released first, so that a prefix outlives what continues it.
+        Its last, partly filled block is stored too. The last block is released first, so
+        that a prefix outlives what continues it.
+
+        Args:
+            sound: that block may be stored; not after a step of the sequence failed.
         """
         table = self._tables.pop(sequence, None)
         if table is None:
@@ -198,10 +251,14 @@ class KVCacheManager:
         if self._copies:
             own = set(table.blocks)
             self._copies = [copy for copy in self._copies if copy[1] not in own]
+        if sound and sequence.computed > table.copied:
+            self._store_tail(table, sequence)
+        if sequence.request.retention is not None:
+            self._keep_prompt(table, sequence, sequence.request.retention)
         for block in reversed(table.blocks):
             self.pool.release(block)
         self._matrix.give_back(table.row, len(table.blocks))
-        self._rows_of = []
+        del self._by_row[table.row]
 
     # ------------------------------------------------------------------ from a lower tier
 
@@ -231,23 +288,18 @@ class KVCacheManager:
 
     # ------------------------------------------------------------------ for a step's plan
 
-    def rows(self, sequences: list[Sequence]) -> npt.NDArray[np.intp]:
-        """[S] rows of the sequences' tables in the matrix; kept while they stay the same."""
-        if sequences != self._rows_of or not sequences:
-            tables = self._tables
-            self._rows = np.array([tables[sequence].row for sequence in sequences], np.intp)
-            self._rows_of = list(sequences)
-        return self._rows
+    def row(self, sequence: Sequence) -> int:
+        """Row of a sequence's table in the matrix: the same from `admit` or `fork` on until
+        `release`."""
+        return self._tables[sequence].row
 
-    def short(self, sequences: list[Sequence], ends: Int32) -> list[int]:
-        """Places in `sequences` of those that need `allocate` to be written up to `ends`."""
-        writable = self._matrix.writable[self.rows(sequences)]
-        places: list[int] = (writable < ends).nonzero()[0].tolist()
-        return places
+    def short(self, rows: Rows, ends: Int32) -> Rows:
+        """Places in `rows` of the tables that need `allocate` to be written up to `ends`."""
+        return (self._matrix.writable[rows] < ends).nonzero()[0]
 
-    def tables(self, sequences: list[Sequence], width: int) -> Int32:
+    def tables(self, rows: Rows, width: int) -> Int32:
         """int32 [S, width] block tables (a copy), padded with -1."""
-        found = self._matrix.blocks[:, :width][self.rows(sequences)]
+        found = self._matrix.blocks[:, :width][rows]
         if found.shape[1] < width:
             raise AssertionError(f"tables of {width} blocks wanted, none is so long")
         return found
@@ -282,6 +334,7 @@ class KVCacheManager:
             cached=pool.num_cached,
             queried_tokens=self._queried,
             hit_tokens=self._hit,
+            resumed_tokens=self._resumed,
         )
 
     def reset_prefix_cache(self) -> None:
@@ -303,7 +356,11 @@ class KVCacheManager:
         for sequence, table in self._tables.items():
             row = self._matrix.blocks[table.row]
             length = len(table.blocks)
-            if row[:length].tolist() != table.blocks or (row[length:] != -1).any():
+            if (
+                row[:length].tolist() != table.blocks
+                or (row[length:] != -1).any()
+                or (self._matrix.lengths[table.row] != length)
+            ):
                 raise AssertionError(f"the row of {sequence.id} differs from its table")
             if length * self.block_size < sequence.computed:
                 raise AssertionError(f"{sequence.id} lacks blocks for what it has computed")
@@ -329,10 +386,25 @@ class KVCacheManager:
     def _open(self, sequence: Sequence, blocks: list[int], match: Match) -> BlockTable:
         if sequence in self._tables:
             raise AssertionError(f"{sequence.id} has a table already")
-        table = BlockTable(self._matrix.take_row(), blocks, match.cursor)
+        table = BlockTable(self._matrix.take_row(), blocks, match.cursor, match.tokens)
         self._matrix.extend(table.row, 0, blocks)
-        self._tables[sequence] = table
+        self._tables[sequence] = self._by_row[table.row] = table
         return table
+
+    def _store_tail(self, table: BlockTable, sequence: Sequence) -> None:
+        """Stores the partly filled last block, where nobody else goes on from it."""
+        place, filled = divmod(sequence.computed, self.block_size)
+        if filled and place == table.cursor.blocks:
+            block = table.blocks[place]
+            if self.pool.references(block) == 1 and block not in self.index:
+                tokens = sequence.tokens[sequence.computed - filled : sequence.computed]
+                self.index.insert_tail(table.cursor, tokens, block)
+
+    def _keep_prompt(self, table: BlockTable, sequence: Sequence, retention: Retention) -> None:
+        until = None if retention.seconds is None else self._now + retention.seconds
+        for block in table.blocks[: self.blocks_for(sequence.prompt_length)]:
+            if block in self.index:
+                self.index.keep(block, retention.priority, until)
 
     def _foreign(self, table: BlockTable, first: int, stop: int) -> list[int]:
         """Places of the table in [first, stop) whose blocks are not its own alone."""
@@ -345,10 +417,11 @@ class KVCacheManager:
             if self.pool.references(blocks[place]) > 1 or blocks[place] in self.index
         ]
 
-    def _replace(self, table: BlockTable, place: int, new: int, copied: bool) -> None:
+    def _replace(self, table: BlockTable, place: int, new: int, computed: int) -> None:
         old = table.blocks[place]
-        if copied:
+        if place * self.block_size < computed:
             self._copies.append((old, new))
+            table.copied = computed
         self.pool.release(old)
         table.blocks[place] = new
         self._matrix.extend(table.row, place, [new])

@@ -84,6 +84,7 @@ class KVTiers:
         self._work = work
         self._loads: dict[Load, tuple[Reserved, list[int]]] = {}
         self._coming: dict[bytes, Load] = {}
+        self._unstarted: list[Load] = []
         kv.content.observers.append(self)
 
     # ------------------------------------------------------------------ down
@@ -134,7 +135,7 @@ class KVTiers:
         last = content.at(match.blocks[-1]) if match.blocks else None
         if match.blocks and last is None:
             return Continuation([], 0.0)
-        before = last.digest if last is not None else content.content.root(match.cursor.salt)
+        before = last.digest if last is not None else content.content.root(match.cursor.namespace)
         digests: list[bytes] = []
         seconds = 0.0
         for digest in content.content.chain(before, tokens, start, limit, size):
@@ -154,7 +155,8 @@ class KVTiers:
         return Continuation(digests, seconds)
 
     def load(self, match: Match, tokens: Sequence[int], digests: Sequence[bytes]) -> Load | None:
-        """Starts to bring blocks that continue a match; None where the pool has no room.
+        """Takes room for blocks that continue a match, to be brought from `start` on; None
+        where the pool has none.
 
         Args:
             tokens: of the sequence, from its beginning.
@@ -167,8 +169,16 @@ class KVTiers:
         self._loads[load] = reserved, list(tokens[: len(reserved.blocks) * size])
         for digest in digests:
             self._coming[digest] = load
-        self._work.load(load)
+        self._unstarted.append(load)
         return load
+
+    def start(self) -> None:
+        """Brings what `load` was called for. Not to be called between the making of a step
+        and its end: the blocks may have been given up in the same moment, and the step may
+        have to copy from them first (`KVCacheManager.take_copies`)."""
+        for load in self._unstarted:
+            self._work.load(load)
+        self._unstarted.clear()
 
     def take_finished(self) -> list[Load]:
         """Loads that have ended since the last call; what they brought is indexed now."""

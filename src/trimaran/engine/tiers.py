@@ -10,7 +10,9 @@ from pathlib import Path
 from trimaran.cache.content import ContentHash, StoredBlocks
 from trimaran.cache.disk_store import KEY_BYTES, DiskStore
 from trimaran.cache.host_store import HostStore
+from trimaran.cache.indices import make_index
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.prefix_index import NoIndex
 from trimaran.cache.tier_work import TierThread, TierWork
 from trimaran.cache.tiers import KVTiers
 from trimaran.compute.backend import Backend
@@ -38,6 +40,15 @@ class CacheParts:
             self.work.done = lambda: core.wake()
 
 
+def make_cache(
+    config: EngineConfig, blocks: int, content: StoredBlocks | None = None
+) -> KVCacheManager:
+    """The bookkeeping of a cache of `blocks` blocks, with the index asked for."""
+    size = config.block_size
+    index = make_index(config.index, size) if config.prefix_cache else NoIndex()
+    return KVCacheManager(blocks, size, index=index, content=content)
+
+
 def open_tiers(backend: Backend, config: EngineConfig, num_blocks: int, clock: Clock) -> CacheParts:
     """The cache over a back end that has allocated its blocks.
 
@@ -45,12 +56,12 @@ def open_tiers(backend: Backend, config: EngineConfig, num_blocks: int, clock: C
         ConfigError: a tier or the events can't be had as configured; names the option.
     """
     if not (config.kv_host_bytes or config.kv_disk_path or config.kv_events):
-        return CacheParts(KVCacheManager(num_blocks, config.block_size, config.prefix_cache))
+        return CacheParts(make_cache(config, num_blocks))
     block_bytes = backend.kv_block_bytes()
     host = _open_host(config, block_bytes)
     disk, content = _open_disk(config, backend, block_bytes)
     stored = StoredBlocks(config.block_size, content)
-    kv = KVCacheManager(num_blocks, config.block_size, config.prefix_cache, content=stored)
+    kv = make_cache(config, num_blocks, stored)
     parts = CacheParts(kv)
     if config.kv_events:
         from trimaran.engine.kv_events import open_publisher

@@ -8,7 +8,7 @@ A sequence that waits so holds nothing: the load holds the blocks, and what it b
 indexed, so the sequence finds it as a longer prefix when it is admitted, and computes the
 rest. Other sequences are served meanwhile. In a time of waiting each has a load begun for it
 at most once, joins others' at most twice, and waits for each no longer than computing would
-take: nobody waits for a tier for ever.
+take, or a tenth of a second: nobody waits for a tier for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from trimaran.cache.tier_work import Load
 from trimaran.cache.tiers import KVTiers
 from trimaran.core.clock import Clock
 from trimaran.core.request import Sequence
-from trimaran.schedule.step_seconds import PrefillCost
+from trimaran.schedule.cost_model import StepCostModel
+
+MIN_SECONDS = 0.1
+"""How long one may wait for a load in any case: it is only looked at between steps."""
 
 MAX_SECONDS = 10.0
 """Nobody waits longer for a load, however long computing may take."""
@@ -46,7 +49,9 @@ class Loading:
         given_up: sequences that have stopped waiting for a load.
     """
 
-    def __init__(self, kv: KVCacheManager, tiers: KVTiers, clock: Clock, cost: PrefillCost) -> None:
+    def __init__(
+        self, kv: KVCacheManager, tiers: KVTiers, clock: Clock, cost: StepCostModel
+    ) -> None:
         self.moved = self.recomputed = self.given_up = 0
         self.tiers = tiers
         self._kv = kv
@@ -80,11 +85,12 @@ class Loading:
         load, digests = found.under_way, found.digests
         self._rounds[sequence] = MAX_ROUNDS if load is None else self._rounds.get(sequence, 0) + 1
         tokens = size * len(digests if load is None else load.digests)
-        if digests and found.seconds < self._cost.prefill_seconds(tokens):
+        computing = self._cost.prefill_seconds(start * size, tokens)
+        if digests and found.seconds < computing:
             load = self.tiers.load(match, sequence.tokens, digests)
         if load is None:
             return False
-        patience = min(MAX_SECONDS, max(self._cost.prefill_seconds(tokens), found.seconds))
+        patience = min(MAX_SECONDS, max(MIN_SECONDS, computing, found.seconds))
         self._waits[sequence] = _Wait(load, self._clock.now() + patience)
         return True
 
@@ -117,7 +123,7 @@ class Loading:
         and bringing them back, takes less time than computing them again."""
         blocks = self._kv.block_table(sequence)[: sequence.computed // self._kv.block_size]
         seconds = self.tiers.move_seconds(blocks) if blocks else None
-        if seconds is not None and seconds < self._cost.prefill_seconds(sequence.computed):
+        if seconds is not None and seconds < self._cost.prefill_seconds(0, sequence.computed):
             self.tiers.move(blocks)
             self.moved += 1
         else:
