@@ -22,6 +22,7 @@ from trimaran.cache.tier_work import Load
 from trimaran.cache.tiers import KVTiers
 from trimaran.core.clock import Clock
 from trimaran.core.request import Sequence
+from trimaran.schedule.capacity import Capacity
 from trimaran.schedule.cost_model import StepCostModel
 
 MIN_SECONDS = 0.1
@@ -50,13 +51,20 @@ class Loading:
     """
 
     def __init__(
-        self, kv: KVCacheManager, tiers: KVTiers, clock: Clock, cost: StepCostModel
+        self,
+        kv: KVCacheManager,
+        tiers: KVTiers,
+        clock: Clock,
+        cost: StepCostModel,
+        capacity: Capacity,
     ) -> None:
         self.moved = self.recomputed = self.given_up = 0
         self.tiers = tiers
         self._kv = kv
         self._clock = clock
         self._cost = cost
+        self._capacity = capacity
+        self._lent: dict[Load, int] = {}
         self._waits: dict[Sequence, _Wait] = {}  # in order of arrival here
         self._rounds: dict[Sequence, int] = {}  # since they began to wait
 
@@ -86,8 +94,12 @@ class Loading:
         self._rounds[sequence] = MAX_ROUNDS if load is None else self._rounds.get(sequence, 0) + 1
         tokens = size * len(digests if load is None else load.digests)
         computing = self._cost.prefill_seconds(start * size, tokens)
-        if digests and found.seconds < computing:
+        held = start + len(digests)
+        if digests and found.seconds < computing and self._capacity.lends(held):
             load = self.tiers.load(match, sequence.tokens, digests)
+            if load is not None:
+                self._lent[load] = held
+                self._capacity.lent(held)
         if load is None:
             return False
         patience = min(MAX_SECONDS, max(MIN_SECONDS, computing, found.seconds))
@@ -97,6 +109,8 @@ class Loading:
     def ended(self) -> list[Sequence]:
         """Those who wait no more, the first that came first."""
         finished = set(self.tiers.take_finished())
+        for load in finished:
+            self._capacity.lent(-self._lent.pop(load))
         if not self._waits:
             return []
         now = self._clock.now()

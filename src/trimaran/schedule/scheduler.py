@@ -75,7 +75,6 @@ class Scheduler:
         self._budget = config.max_num_batched_tokens
         longest = max_model_len or kv.num_blocks * kv.block_size
         self.cost = StepCostModel()
-        self.loading = None if tiers is None else Loading(kv, tiers, clock, self.cost)
         self.lengths = OutputLengths()
         self._order = order or make_order(config.order, self._hit, self.cost, self.lengths, longest)
         self._chunking = chunking or make_chunking(
@@ -84,6 +83,9 @@ class Scheduler:
         self._capacity = capacity or make_capacity(
             config.capacity, kv.num_blocks, kv.block_size, longest
         )
+        self.loading: Loading | None = None
+        if tiers is not None:
+            self.loading = Loading(kv, tiers, clock, self.cost, self._capacity)
         self._running = Running()
         self._turn: Sequence | None = None  # who of them begins the next step, if not the first
         self._scoring: set[Sequence] = set()  # who may want every row of its prompt
