@@ -12,7 +12,7 @@ number of tables that hold the block; the index holds none, it only remembers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from trimaran.cache.prefix_index import PrefixIndex
 
@@ -20,7 +20,15 @@ from trimaran.cache.prefix_index import PrefixIndex
 class BlockPool:
     """Reference counts of `num_blocks` blocks; every operation is O(1) a block."""
 
-    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        index: PrefixIndex,
+        evicted: Callable[[int], None] | None = None,
+    ) -> None:
+        """`evicted` is called with each block that the index gives up, before it is handed
+        out again."""
+        self._evicted = evicted
         self.num_blocks = num_blocks
         self._index = index
         self._references = [0] * num_blocks
@@ -58,12 +66,18 @@ class BlockPool:
         elif count <= self.available:
             blocks = free[:]
             free.clear()
-            blocks += [self._index.evict() for _ in range(count - len(blocks))]
+            blocks += [self._evict() for _ in range(count - len(blocks))]
         else:
             return None
         for block in blocks:
             self._references[block] = 1
         return blocks
+
+    def _evict(self) -> int:
+        block = self._index.evict()
+        if self._evicted is not None:
+            self._evicted(block)
+        return block
 
     def retain(self, block: int) -> None:
         """Adds a reference to a held or cached block."""

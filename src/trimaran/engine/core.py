@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +27,12 @@ from trimaran.engine.side_thread import Job, SideThread
 from trimaran.models.config import ModelConfig
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.schedule.scheduler import ScheduledStep, Scheduler
+
+
+class Service(Protocol):
+    """Something that runs beside the steps for as long as the engine does."""
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,9 @@ class EngineCore:
         self.config = config
         self.max_model_len = max_model_len
         self.clock = clock
+        self.services: list[Service] = []
+        self.stalled = False
+        self.wake: Callable[[], None] = lambda: None
         self.metrics = EngineMetrics()
         self._live: dict[str, LiveRequest] = {}
         self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
@@ -244,6 +255,10 @@ class EngineCore:
     def compute(self, aside: SideThread | None = None, meanwhile: Job | None = None) -> list[Event]:
         """Runs one step as far as the next one needs it.
 
+        Afterwards `stalled` says that there was nothing to run though there is work: all of it
+        waits for a lower tier of the KV cache, and `wake` will be called, from another thread,
+        when a step may have something to run again.
+
         Args:
             aside: where `meanwhile` and what prepares the sampling run while the back end
                 computes; without one they run before it.
@@ -262,6 +277,7 @@ class EngineCore:
                 meanwhile()  # in which it may turn out to have ended
             live = self._live.get(error.request_id)
             return [] if live is None else self._end(live, FinishReason.ERROR, str(error))
+        self.stalled = step is None
         if step is None:
             if meanwhile is not None:
                 meanwhile()
@@ -389,6 +405,12 @@ class EngineCore:
                 self._finish(generation, reason, now)
         self.metrics.generated_tokens += len(picks) - len(errors)
         return events
+
+    def close(self) -> None:
+        """Stops what runs beside the steps, and frees the back end; may be called twice."""
+        while self.services:
+            self.services.pop().close()
+        self.backend.close()
 
     # ------------------------------------------------------------------ prompt scores
 
