@@ -77,6 +77,14 @@ class ServerMetrics:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
 
+    def histograms(self) -> dict[str, dict[str, list[float]]]:
+        """TTFT, ITL and TPOT so far: upper bounds in seconds, and how many fell below each but
+        not below the one before; the last count is of those above all bounds."""
+        return {
+            name: _counts(metric)
+            for name, metric in (("ttft", self._ttft), ("itl", self._itl), ("tpot", self._tpot))
+        }
+
     # ------------------------------------------------------------------ observations
 
     def rejected(self, reason: str) -> None:
@@ -147,6 +155,18 @@ class ServerMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"vllm:{name}", text, LABELS, registry=self.registry, buckets=buckets)
+
+
+def _counts(metric: Histogram) -> dict[str, list[float]]:
+    bounds: list[float] = []
+    below: list[float] = []
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                bounds.append(float(sample.labels["le"]))
+                below.append(sample.value)
+    counts = [high - low for low, high in zip([0.0, *below], below, strict=False)]
+    return {"bounds": bounds[:-1], "counts": counts}
 
 
 class _EngineCollector(Collector):
