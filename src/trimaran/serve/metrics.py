@@ -71,6 +71,20 @@ class ServerMetrics:
     def attach(self, engine: AsyncEngine, model_name: str) -> None:
         """From now on the engine's own figures are among the metrics."""
         self._values = (model_name, "0")
+        for metric in (
+            self._prompt_tokens,
+            self._cached,
+            self._generated,
+            self._preemptions,
+            self._ttft,
+            self._itl,
+            self._tpot,
+            self._e2e,
+            self._request_prompt,
+            self._request_output,
+            *self._phases.values(),
+        ):
+            metric.labels(*self._values)  # there from the start, at zero
         self.registry.register(_EngineCollector(engine, self._values))
 
     def text(self) -> bytes:
