@@ -24,6 +24,7 @@ from trimaran.engine.generation import Generation, LiveRequest, take_token
 from trimaran.engine.metrics import EngineMetrics
 from trimaran.engine.sampling import Pick, choose, sampling_batch, score_picks
 from trimaran.engine.side_thread import Job, SideThread
+from trimaran.engine.step_log import StepLog, StepRecord
 from trimaran.models.config import ModelConfig
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.schedule.scheduler import ScheduledStep, Scheduler
@@ -72,6 +73,7 @@ class EngineCore:
         self.stalled = False
         self.wake: Callable[[], None] = lambda: None
         self.metrics = EngineMetrics()
+        self.steps = StepLog()
         self._live: dict[str, LiveRequest] = {}
         self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
         self._generations: dict[Sequence, Generation] = {}
@@ -303,13 +305,16 @@ class EngineCore:
             job()
         else:
             aside.start(job)
-        self.metrics.forward_begins(self.clock.now())
+        begin = self.clock.now()
+        self.metrics.forward_begins(begin)
         try:
             logits = _checked(self.backend.run(step.plan), step.plan)
         except Exception as error:  # whatever it was, only this step's requests pay
             failure = error
         finally:
-            self.metrics.forward_ended(self.clock.now())
+            end = self.clock.now()
+            self.metrics.forward_ended(end)
+            self._log(step, begin, end)
             if aside is not None:
                 aside.join()
             self._computing = False
@@ -324,6 +329,23 @@ class EngineCore:
         events += self._sample(step, logits, ready)
         self.scheduler.observe(step, self.clock.now() - step.time)
         return events
+
+    def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
+        scheduler = self.scheduler
+        pool = scheduler.kv.pool
+        self.steps.add(
+            StepRecord(
+                self.metrics.steps,
+                begin,
+                end - begin,
+                step.prefill_tokens,
+                step.decode_tokens,
+                scheduler.num_running,
+                scheduler.num_waiting,
+                pool.num_held,
+                pool.num_cached,
+            )
+        )
 
     def _prepare(self, step: ScheduledStep) -> Prepared:
         """What sampling needs and the logits have no part in."""
