@@ -12,7 +12,7 @@ from trimaran.compute.reference.backend import ReferenceBackend
 from trimaran.core.clock import VirtualClock
 from trimaran.core.config import EngineConfig
 from trimaran.engine.core import EngineCore
-from trimaran.engine.factory import make_cache
+from trimaran.engine.tiers import make_cache
 from trimaran.models.config import ModelConfig
 from trimaran.models.llama import LlamaModel, expected_tensors
 from trimaran.models.model import Model

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from trimaran.cache.inspection import CacheReport
 from trimaran.core.errors import RequestFailedError
@@ -20,6 +22,8 @@ from trimaran.engine.core import EngineCore
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
+
+Answer = TypeVar("Answer")
 
 
 class _LoopRelay:
@@ -251,6 +255,20 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
+
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What `question` finds between two steps; it runs on the engine's thread, so it must
+        be quick."""
+        answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+
+        def run(core: EngineCore) -> None:
+            try:
+                answer.set_result(question(core))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._thread.call(run)
+        return await asyncio.wrap_future(answer)
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes that no request holds."""

@@ -9,9 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimaran.cache.indices import make_index
-from trimaran.cache.manager import KVCacheManager
-from trimaran.cache.prefix_index import NoIndex
 from trimaran.compute import native
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
@@ -20,6 +17,7 @@ from trimaran.core.errors import BackendError, BuildError, ConfigError, Trimaran
 from trimaran.engine.builds import BuildStore, LoadedBuild, load_build, save_build
 from trimaran.engine.core import EngineCore
 from trimaran.engine.memory import available_bytes, plan_cache
+from trimaran.engine.tiers import open_tiers
 from trimaran.models.chat_template import ChatTemplate
 from trimaran.models.config import ModelConfig
 from trimaran.models.model import Model
@@ -294,13 +292,6 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     return ReferenceBackend(model)
 
 
-def make_cache(config: EngineConfig, blocks: int) -> KVCacheManager:
-    """The bookkeeping of a cache of `blocks` blocks, with the index asked for."""
-    size = config.block_size
-    index = make_index(config.index, size) if config.prefix_cache else NoIndex()
-    return KVCacheManager(blocks, size, index=index)
-
-
 def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineCore:
     """Sizes and allocates the cache, and joins the parts.
 
@@ -312,9 +303,11 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
     )
     log.info(plan.reason)
     model.backend.allocate_cache(plan.blocks, config.block_size)
-    cache = make_cache(config, plan.blocks)
-    scheduler = Scheduler(config, cache, clock, max_model_len=plan.max_model_len)
-    return EngineCore(
+    parts = open_tiers(model.backend, config, plan.blocks, clock)
+    scheduler = Scheduler(
+        config, parts.kv, clock, max_model_len=plan.max_model_len, tiers=parts.tiers
+    )
+    core = EngineCore(
         model.config,
         model.tokenizer,
         model.backend,
@@ -323,3 +316,5 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
         plan.max_model_len,
         clock,
     )
+    parts.attach(core)
+    return core

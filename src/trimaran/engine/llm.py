@@ -112,11 +112,11 @@ class LLM:
         Args:
             prompts: text, token ids, or a list of either.
             sampling_params: for all prompts, or one each.
+            cache_salt: prefixes are shared only between requests of equal salt.
+            retention: how long the prompts are to stay cached afterwards.
             priority: for all prompts, or one each; the smallest first with order "priority".
             slo: the class or its name ("interactive", "standard", "batch"), for all prompts or
                 one each; what it costs is in the metrics of each answer.
-            cache_salt: prefixes are shared only between requests of equal salt.
-            retention: how long the prompts are to stay cached afterwards.
 
         Raises:
             RequestError: a prompt can never be served; none has been started then.
@@ -125,7 +125,7 @@ class LLM:
         many = _as_list(prompts)
         params = _params_list(sampling_params, len(many))
         requests = [
-            self._request(prompt_ids(prompt, self.tokenizer), own, *wish, cache_salt, retention)
+            self._request(prompt_ids(prompt, self.tokenizer), own, cache_salt, retention, *wish)
             for prompt, own, wish in zip(many, params, _wishes(priority, slo, many), strict=True)
         ]
         texts = [prompt_text(prompt) for prompt in many]
@@ -142,8 +142,8 @@ class LLM:
         cache_salt: str = "",
         retention: Retention | None = None,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or to a list of them, through the chat template;
-        arguments as those of `generate`.
+        """Answers to one conversation or to a list of them, through the chat template; the
+        arguments as of `generate`.
 
         Raises:
             TemplateError: the model has no chat template, or it refused the messages.
@@ -152,7 +152,7 @@ class LLM:
         params = _params_list(sampling_params, len(conversations))
         texts = [self.render_chat(conversation) for conversation in conversations]
         requests = [
-            self._request(self._chat_ids(text), own, *wish, cache_salt, retention)
+            self._request(self._chat_ids(text), own, cache_salt, retention, *wish)
             for text, own, wish in zip(texts, params, _wishes(priority, slo, texts), strict=True)
         ]
         return self._run(requests, list(texts), progress)
@@ -168,7 +168,7 @@ class LLM:
         """Deltas of one prompt's answer as they come; leaving the iteration early aborts it."""
         ids = prompt_ids(prompt, self.tokenizer)
         params = sampling_params or SamplingParams()
-        return self._stream(self._request(ids, params, priority, slo))
+        return self._stream(self._request(ids, params, priority=priority, slo=slo))
 
     def start(
         self,
@@ -182,7 +182,7 @@ class LLM:
         its first delta is asked for."""
         ids = prompt_ids(prompt, self.tokenizer)
         params = sampling_params or SamplingParams()
-        return DeltaStream(self._thread, self._request(ids, params, priority, slo))
+        return DeltaStream(self._thread, self._request(ids, params, priority=priority, slo=slo))
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -238,20 +238,20 @@ class LLM:
         self,
         ids: list[int],
         params: SamplingParams,
-        priority: int = 0,
-        slo: Slo = STANDARD,
         cache_salt: str = "",
         retention: Retention | None = None,
+        priority: int = 0,
+        slo: Slo = STANDARD,
     ) -> Request:
         return Request(
             id=f"llm-{next(self._ids)}",
             prompt=ids,
             params=params,
             arrival=self._core.clock.now(),
-            priority=priority,
-            slo=slo_class(slo),
             cache_salt=cache_salt,
             retention=retention,
+            priority=priority,
+            slo=slo_class(slo),
         )
 
     def _run(

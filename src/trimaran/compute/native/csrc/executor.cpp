@@ -123,6 +123,28 @@ void Executor::allocate_cache(int blocks, int block_size) {
   block_size_ = block_size;
 }
 
+void Executor::check_blocks(const std::int32_t* blocks, int count) const {
+  if (blocks_ == 0) throw std::invalid_argument("the KV cache was not allocated");
+  for (int i = 0; i < count; ++i)
+    if (blocks[i] < 0 || blocks[i] >= blocks_)
+      throw std::invalid_argument("there is no block " + std::to_string(blocks[i]) +
+                                  "; the KV cache has " + std::to_string(blocks_));
+}
+
+void Executor::read_blocks(const std::int32_t* blocks, int count, std::uint8_t* out) const {
+  check_blocks(blocks, count);
+  const std::size_t stride = block_stride();
+  for (int i = 0; i < count; ++i)
+    std::memcpy(out + i * stride, cache_.as<std::uint8_t>() + blocks[i] * stride, stride);
+}
+
+void Executor::write_blocks(const std::int32_t* blocks, int count, const std::uint8_t* data) {
+  check_blocks(blocks, count);
+  const std::size_t stride = block_stride();
+  for (int i = 0; i < count; ++i)
+    std::memcpy(cache_.as<std::uint8_t>() + blocks[i] * stride, data + i * stride, stride);
+}
+
 std::size_t Executor::activation_bytes() const {
   std::size_t bytes = activations_.size() + workspace_.size();
   if (logits_) bytes += logits_->size();
