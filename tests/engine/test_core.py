@@ -98,7 +98,7 @@ def test_tokens_and_logprobs_never_depend_on_company_chunks_blocks_or_preemption
         logprobs=2,
         prompt_logprobs=scored,
     )
-    prompts = prompts + [[*prompt[:len(prompt) // 2 + 1], 7, 7] for prompt in prompts[:2]]
+    prompts = prompts + [[*prompt[: len(prompt) // 2 + 1], 7, 7] for prompt in prompts[:2]]
     core = make_core(
         blocks=blocks,
         block_size=block_size,
