@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from trimaran.cache.inspection import CacheReport
 from trimaran.core.errors import RequestFailedError
@@ -13,12 +15,15 @@ from trimaran.core.outputs import RequestMetrics, RequestOutput, SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
+
+Answer = TypeVar("Answer")
 
 
 class _LoopRelay:
@@ -135,6 +140,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> AsyncIterator[SequenceDelta]:
         """Deltas of a request as they come, until all of its sequences have ended.
 
@@ -156,6 +162,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             retention=retention,
+            slo=slo,
         ) as running:
             async for delta in running:
                 yield delta
@@ -169,6 +176,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> RequestStream:
         """Hands a request in at once and returns its stream; to be called in a running loop.
 
@@ -176,7 +184,7 @@ class AsyncEngine:
             RequestError: it could never be served.
             EngineClosedError: the engine takes no requests any more.
         """
-        request = self._request(prompt, params, request_id, priority, cache_salt, retention)
+        request = self._request(prompt, params, request_id, priority, cache_salt, retention, slo)
         return RequestStream(request, self._thread, self._relay())
 
     async def generate(
@@ -188,6 +196,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> RequestOutput:
         """The whole answer of a request. Cancelling the task aborts it; errors as `stream`."""
         params = params or SamplingParams()
@@ -200,6 +209,7 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             retention=retention,
+            slo=slo,
         ):
             collector.output.request_id = delta.request_id
             collector.add(delta)
@@ -219,6 +229,7 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
         idle_seconds: float = IDLE_SECONDS,
     ) -> OpenRequest:
         """A request whose prompt arrives piece by piece; what is certain of it is computed
@@ -234,7 +245,7 @@ class AsyncEngine:
         """
         return OpenRequest(
             self._thread,
-            self._make([], params, request_id, priority, cache_salt, retention),
+            self._make([], params, request_id, priority, cache_salt, retention, slo),
             self.core.tokenizer,
             self._relay().send,
             chat=chat,
@@ -244,6 +255,20 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
+
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What `question` finds between two steps; it runs on the engine's thread, so it must
+        be quick."""
+        answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+
+        def run(core: EngineCore) -> None:
+            try:
+                answer.set_result(question(core))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._thread.call(run)
+        return await asyncio.wrap_future(answer)
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes that no request holds."""
@@ -284,9 +309,10 @@ class AsyncEngine:
         priority: int,
         cache_salt: str,
         retention: Retention | None,
+        slo: str | SloClass,
     ) -> Request:
         ids = prompt_ids(prompt, self.core.tokenizer)
-        return self._make(ids, params, request_id, priority, cache_salt, retention)
+        return self._make(ids, params, request_id, priority, cache_salt, retention, slo)
 
     def _make(
         self,
@@ -296,6 +322,7 @@ class AsyncEngine:
         priority: int,
         cache_salt: str,
         retention: Retention | None,
+        slo: str | SloClass,
     ) -> Request:
         return Request(
             id=request_id or f"async-{next(self._ids)}",
@@ -305,4 +332,5 @@ class AsyncEngine:
             priority=priority,
             cache_salt=cache_salt,
             retention=retention,
+            slo=slo_class(slo),
         )

@@ -22,6 +22,7 @@ from trimaran.engine.generation import LiveRequest
 from trimaran.engine.side_thread import SideThread
 
 _SWITCH_SECONDS = 1e-4
+_STALLED_SECONDS = 0.01  # then a step is tried again, whoever forgot to wake the thread
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class EngineThread:
         self._lock = threading.Lock()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._process = os.getpid()
+        core.wake = lambda: self._inbox.put(_nothing)
         self._aside = SideThread("trimaran-text") if overlap else None
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
         self._thread.start()
@@ -117,7 +119,7 @@ class EngineThread:
         with self._lock:
             self._closing = True
         atexit.unregister(self.close)
-        self._inbox.put(lambda: None)
+        self._inbox.put(_nothing)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -146,7 +148,10 @@ class EngineThread:
         why = "the engine was closed"
         try:
             while not self._closing:
-                self._take_inbox(wait=not self.core.has_work and not self._events)
+                self._take_inbox(
+                    wait=not self.core.has_work and not self._events,
+                    stalled=self.core.stalled and not self._events,
+                )
                 if not self._closing:
                     events, self._events = self._events, []
                     deliver = partial(self._deliver, events) if events else None
@@ -155,10 +160,12 @@ class EngineThread:
             why = f"the engine's step loop died: {type(error).__name__}: {error}"
         self._shut(why)
 
-    def _take_inbox(self, wait: bool) -> None:
+    def _take_inbox(self, wait: bool, stalled: bool = False) -> None:
         if wait:
             self._inbox.get()()
         with contextlib.suppress(queue.Empty):
+            if stalled and not wait:
+                self._inbox.get(timeout=_STALLED_SECONDS)()
             while True:
                 self._inbox.get_nowait()()
 
@@ -194,7 +201,7 @@ class EngineThread:
         self._sinks.clear()
         if self._aside is not None:
             self._aside.close()
-        self.core.backend.close()
+        self.core.close()
 
     def _refuse_if_forked(self) -> None:
         if self._forked():
@@ -208,6 +215,10 @@ class EngineThread:
             raise EngineClosedError(
                 f"no request can be taken: {self._death or 'the engine is closing'}"
             )
+
+
+def _nothing() -> None:
+    """Wakes the thread."""
 
 
 def _failed(request_id: str, why: str) -> SequenceDelta:
