@@ -120,7 +120,7 @@ def _kind(cls: type, name: str, hint: object, default: object) -> dict[str, Any]
     if hint is float:
         return {"metavar": "X", "type": _number}
     if name in _TEXTS:
-        return {"metavar": _TEXTS[name]}
+        return {"metavar": _TEXTS[name], "type": _text_or_none}
     read = size if name.endswith("_bytes") else _whole
     metavar = "SIZE" if read is size else "N"
     return {"metavar": metavar, "type": _or_none(read) if type(None) in get_args(hint) else read}
@@ -189,6 +189,10 @@ def _number(text: str) -> float:
 
 def _or_none(read: Callable[[str], int]) -> Callable[[str], int | None]:
     return lambda text: None if text == "none" else read(text)
+
+
+def _text_or_none(text: str) -> str | None:
+    return None if text == "none" else text
 
 
 def _ids(text: str) -> list[int]:
