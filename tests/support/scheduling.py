@@ -11,13 +11,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
+from trimaran.cache.indices import make_index
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.prefix_index import NoIndex
 from trimaran.core.clock import VirtualClock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import CapacityError
+from trimaran.core.namespace import Namespace
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass
 from trimaran.schedule.capacity import Capacity
 from trimaran.schedule.chunking import Chunking
 from trimaran.schedule.scheduler import ScheduledStep, Scheduler
@@ -25,9 +31,9 @@ from trimaran.schedule.scheduler import ScheduledStep, Scheduler
 Content = tuple[int, int, int]  # token, position, hash of the prefix that ends with it
 
 
-def contents(salt: str, tokens: Iterable[int]) -> list[Content]:
+def contents(namespace: Namespace, tokens: Iterable[int]) -> list[Content]:
     """What the slots of a sequence must hold, one entry a position."""
-    context = len(salt) + 1000 * sum(map(ord, salt))
+    context = int.from_bytes(namespace.digest()[:7], "little")
     found: list[Content] = []
     for position, token in enumerate(tokens):
         context = hash((context, token))
@@ -50,9 +56,7 @@ class FakeBackend:
         self._check_shape(step)
         self._copy(step)
         written: set[int] = set()
-        expected = [
-            contents(e.sequence.request.cache_salt, e.sequence.tokens) for e in step.entries
-        ]
+        expected = [contents(e.sequence.request.namespace, e.sequence.tokens) for e in step.entries]
         plan, size = step.plan, self.kv.block_size
         for number, entry in enumerate(step.entries):
             first = int(plan.row_starts[number])
@@ -141,10 +145,14 @@ class FakeEngine:
 
     def add(
         self, prompt: list[int], max_tokens: int = 4, *, n: int = 1, salt: str = "",
-        prompt_logprobs: int | None = None,
+        prompt_logprobs: int | None = None, priority: int = 0, slo: SloClass = STANDARD,
+        adapter: str = "", retention: Retention | None = None,
     ) -> Sequence:  # fmt: skip
         params = SamplingParams(n=n, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
-        request = Request(f"r{next(self._ids)}", list(prompt), params, cache_salt=salt)
+        request = Request(
+            f"r{next(self._ids)}", list(prompt), params, self.clock.now(), priority,
+            cache_salt=salt, slo=slo, adapter=adapter, retention=retention,
+        )  # fmt: skip
         sequence = Sequence(request, 0, list(prompt))
         self.scheduler.add(sequence)
         self.live[request] = [sequence]
@@ -170,6 +178,9 @@ class FakeEngine:
         """Runs a scheduled step and takes what it sampled."""
         self.backend.run(step)
         self.scheduler.commit(step)
+        seconds = 0.002 + 0.0005 * step.plan.rows + 1e-7 * float(step.plan.contexts.sum())
+        self.clock.advance(seconds)
+        self.scheduler.observe(step, seconds)
         self._tell(step)
         for entry in step.entries:
             sequence = entry.sequence
@@ -185,7 +196,7 @@ class FakeEngine:
                     self.end_one(each, FinishReason.LENGTH)
 
     def _next(self, sequence: Sequence) -> int:
-        context = contents(sequence.request.cache_salt, sequence.tokens)[-1][2]
+        context = contents(sequence.request.namespace, sequence.tokens)[-1][2]
         return hash((context, sequence.index)) % self.vocabulary
 
     def _tell(self, step: ScheduledStep) -> None:
@@ -235,11 +246,23 @@ class FakeEngine:
 def make_engine(
     num_blocks: int = 64, block_size: int = 4, *, max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64, prefix_cache: bool = True,
-    kv: KVCacheManager | None = None, chunking: Chunking | None = None,
-    capacity: Capacity | None = None,
+    index: str = "hash", kv: KVCacheManager | None = None,
+    chunking: Chunking | str | None = None, capacity: Capacity | str | None = None,
+    **options: Any,
 ) -> FakeEngine:  # fmt: skip
-    """An engine over `kv`, or over a new cache of that size."""
+    """An engine over `kv`, or over a new cache of that size; policies by name, or as objects."""
     if kv is None:
-        kv = KVCacheManager(num_blocks, block_size, prefix_cache)
-    config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    return FakeEngine(config, kv, chunking, capacity)
+        made = make_index(index, block_size) if prefix_cache else NoIndex()
+        kv = KVCacheManager(num_blocks, block_size, index=made)
+    for name, value in (("chunking", chunking), ("capacity", capacity)):
+        if isinstance(value, str):
+            options[name] = value
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **options
+    )
+    return FakeEngine(
+        config,
+        kv,
+        None if isinstance(chunking, str) else chunking,
+        None if isinstance(capacity, str) else capacity,
+    )

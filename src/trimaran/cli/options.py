@@ -15,15 +15,19 @@ from typing import Any, get_args, get_type_hints
 
 from trimaran.core import config
 from trimaran.core.config import EngineConfig
+from trimaran.core.presets import PRESETS
 from trimaran.core.sampling_params import SamplingParams
 
 _CHOICES: dict[str, tuple[object, ...]] = {
+    "preset": tuple(PRESETS),
     "backend": config.BACKENDS,
     "weights": config.WEIGHTS,
     "kv": config.KV_FORMATS,
     "isa": config.ISAS,
     "block_size": config.BLOCK_SIZES,
+    "index": config.INDICES,
     "order": config.ORDERS,
+    "chunking": config.CHUNKINGS,
     "capacity": config.CAPACITIES,
 }
 _RENAMED: dict[tuple[type, str], str] = {
@@ -114,6 +118,8 @@ def _kind(cls: type, name: str, hint: object, default: object) -> dict[str, Any]
         return {"metavar": "N", "type": _whole} if number else {"metavar": "NAME"}
     if hint is float:
         return {"metavar": "X", "type": _number}
+    if float in get_args(hint):
+        return {"metavar": "X", "type": _or_none(_number)}
     read = size if name.endswith("_bytes") else _whole
     metavar = "SIZE" if read is size else "N"
     return {"metavar": metavar, "type": _or_none(read) if type(None) in get_args(hint) else read}
@@ -180,7 +186,7 @@ def _number(text: str) -> float:
     return float(_read(text, float, "a number"))
 
 
-def _or_none(read: Callable[[str], int]) -> Callable[[str], int | None]:
+def _or_none(read: Callable[[str], float]) -> Callable[[str], float | None]:
     return lambda text: None if text == "none" else read(text)
 
 

@@ -14,6 +14,7 @@ from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
+from trimaran.engine.health import EngineHealth
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
@@ -74,6 +75,8 @@ class AsyncEngine:
         Raises:
             RequestError: it could never be served.
             RequestFailedError: it failed while running.
+            BusyError: too many requests wait already; says when to try again.
+            EngineUnhealthyError: a step hangs.
             EngineClosedError: the engine takes no requests any more.
         """
         request = self._request(prompt, params, request_id, priority, cache_salt)
@@ -131,7 +134,7 @@ class AsyncEngine:
 
         Raises:
             RequestError: it could never be served; `prompt_logprobs` can't be had.
-            EngineClosedError: the engine takes no requests any more.
+            BusyError, EngineUnhealthyError, EngineClosedError: as `stream`.
         """
         return OpenRequest(
             self._thread,
@@ -145,6 +148,10 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
+
+    def health(self) -> EngineHealth:
+        """Whether requests are taken, and if not, why."""
+        return self._thread.health()
 
     async def close(self) -> None:
         """Ends every request and frees the engine."""

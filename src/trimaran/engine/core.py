@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatu
 from trimaran.core.sampling_batch import Float32, SamplingBatch
 from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
+from trimaran.engine.admission import Admission
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
 from trimaran.engine.generation import Generation, LiveRequest, take_token
 from trimaran.engine.metrics import EngineMetrics
@@ -33,6 +35,14 @@ class Prepared:
     picks: list[Pick]
     batch: SamplingBatch
     forks: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Doing:
+    """What the engine is at: "scheduling", or "computing" or "sampling" a step."""
+
+    what: str
+    step: ScheduledStep | None = None
 
 
 class EngineCore:
@@ -65,6 +75,10 @@ class EngineCore:
         self._generations: dict[Sequence, Generation] = {}
         self._stopped: list[Generation] = []  # by their text; the scheduler doesn't know yet
         self._computing = False
+        self._observed: tuple[ScheduledStep, float] | None = None  # the cost model hasn't yet
+        self.doing: Doing | None = None
+        self.progress = 0  # changes when a step has brought some request further
+        self.admission = Admission(config.max_waiting, config.max_num_seqs)
         self._arrivals = itertools.count()
 
     # ------------------------------------------------------------------ requests
@@ -80,6 +94,11 @@ class EngineCore:
         params = request.params
         if complete and not request.prompt:
             raise RequestError("the prompt has no tokens; give at least one")
+        if request.adapter:
+            raise RequestError(
+                f"the request wants adapter '{request.adapter}', and this engine has none; leave"
+                " it empty"
+            )
         self._check_prompt(len(request.prompt), request.prompt)
         for name, ids in (
             ("logit_bias", params.logit_bias or ()),
@@ -149,6 +168,11 @@ class EngineCore:
             RequestError: it could never be served.
         """
         self.check(request, complete=False)
+        if self.config.chunking == "static":
+            raise RequestError(
+                "chunking is 'static', whose batches would wait for a prompt that still arrives;"
+                " send the prompt at once, or use another chunking"
+            )
         live = self._start(request)
         sequence = live.generations[0].sequence
         sequence.open = True
@@ -212,6 +236,28 @@ class EngineCore:
         live = self._live.get(request_id)
         return [] if live is None else self._end(live, FinishReason.ABORT)
 
+    def fail(self, lives: Iterable[LiveRequest], why: str) -> list[Event]:
+        """Ends those of the requests that have not ended, as failed."""
+        return [
+            event
+            for live in lives
+            if live.request.id in self._live
+            for event in self._end(live, FinishReason.ERROR, why)
+        ]
+
+    def stuck(self) -> list[LiveRequest]:
+        """Those that wait for a step, and not for more of their prompts."""
+        return [
+            live
+            for live in tuple(self._live.values())
+            if live.request.id not in self._open or not live.generations[0].sequence.idle
+        ]
+
+    def requests_of(self, step: ScheduledStep) -> list[LiveRequest]:
+        """Those in a step that have not ended."""
+        found = (self._generations.get(sequence) for sequence in step.chosen.sequences)
+        return list(dict.fromkeys(generation.live for generation in found if generation))
+
     def is_live(self, request_id: str) -> bool:
         """Whether the request was taken in and has not ended."""
         return request_id in self._live
@@ -221,7 +267,7 @@ class EngineCore:
         """Whether a request waits for anything but more of its prompt."""
         if len(self._live) > len(self._open):
             return True
-        return any(not live.generations[0].sequence.idle for live in self._open.values())
+        return any(not live.generations[0].sequence.idle for live in tuple(self._open.values()))
 
     # ------------------------------------------------------------------ a step
 
@@ -241,6 +287,7 @@ class EngineCore:
             What happened, for `assemble`.
         """
         begin = self.clock.now()
+        self.doing = Doing("scheduling")
         try:
             step = self.scheduler.schedule()
         except CapacityError as error:  # one sequence has outgrown the cache
@@ -248,15 +295,19 @@ class EngineCore:
                 raise
             if meanwhile is not None:
                 meanwhile()  # in which it may turn out to have ended
+            self.doing = None
             live = self._live.get(error.request_id)
             return [] if live is None else self._end(live, FinishReason.ERROR, str(error))
         if step is None:
             if meanwhile is not None:
                 meanwhile()
             self.metrics.idle()
+            self.doing = None
             return []
         self.metrics.schedule_seconds.observe(self.clock.now() - begin)
-        return self._run(step, aside, meanwhile)
+        events = self._run(step, aside, meanwhile)
+        self.doing = None
+        return events
 
     def _run(
         self, step: ScheduledStep, aside: SideThread | None, meanwhile: Job | None
@@ -264,6 +315,9 @@ class EngineCore:
         prepared: list[Prepared] = []
 
         def job() -> None:
+            if self._observed is not None:
+                self.scheduler.observe(*self._observed)
+                self._observed = None
             prepared.append(self._prepare(step))
             if meanwhile is not None:
                 meanwhile()
@@ -271,29 +325,46 @@ class EngineCore:
         failure: Exception | None = None
         logits: Float32 | None = None
         self._computing = True
+        self.doing = Doing("computing", step)
         if aside is None:
             job()
         else:
             aside.start(job)
-        self.metrics.forward_begins(self.clock.now())
+        begin = self.clock.now()
+        self.metrics.forward_begins(begin)
         try:
             logits = _checked(self.backend.run(step.plan), step.plan)
         except Exception as error:  # whatever it was, only this step's requests pay
             failure = error
         finally:
-            self.metrics.forward_ended(self.clock.now())
+            end = self.clock.now()
+            self.metrics.forward_ended(end)
             if aside is not None:
                 aside.join()
             self._computing = False
+        self.doing = Doing("sampling", step)
         ended = self._take_out_stopped()
         if logits is None:
             return self._fail_step(step, f"the step failed: {failure}")
         self.scheduler.commit(step)
+        self._observed = (step, end - begin)
         events = self._score_prompts(step, logits)
         ready = prepared[0]
         if ended or events or ready.forks:
             ready = self._changed(ready)
+        self._note_progress(step, ready)
         return events + self._sample(step, logits, ready)
+
+    def _note_progress(self, step: ScheduledStep, ready: Prepared) -> None:
+        """Recomputing what was computed before and then lost is none."""
+        further = bool(ready.picks)
+        if not further:
+            for sequence in step.chosen.sequences:
+                generation = self._generations.get(sequence)
+                if generation is not None and sequence.computed > generation.furthest:
+                    generation.furthest = sequence.computed
+                    further = True
+        self.progress += further
 
     def _prepare(self, step: ScheduledStep) -> Prepared:
         """What sampling needs and the logits have no part in."""
@@ -454,6 +525,7 @@ class EngineCore:
     def _forget(self, live: LiveRequest, now: float) -> None:
         if live.metrics.finished is None:
             live.metrics.finished = now
+        self.admission.ended(now)
         self._live.pop(live.request.id, None)
         self._open.pop(live.request.id, None)
         for generation in live.generations:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trimaran.cache.indices import make_index
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.prefix_index import NoIndex
 from trimaran.compute import native
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
@@ -179,7 +181,10 @@ def _start_build(
 
     built = build.built
     backend = NativeBackend(
-        built, kv=config.kv, threads=config.threads, max_rows=config.max_num_batched_tokens
+        built,
+        kv=config.kv,
+        threads=config.threads,
+        max_rows=config.step_rows(built.config.context_length),
     )
     phase_done("start threads")
     return LoadedModel(built.config, build.tokenizer, build.chat_template, backend)
@@ -262,7 +267,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
             kv=config.kv,
             isa=config.isa,
             threads=config.threads,
-            max_rows=config.max_num_batched_tokens,
+            max_rows=config.step_rows(model.config.context_length),
         )
     if config.backend == "auto":
         log.warning(
@@ -281,6 +286,13 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     return ReferenceBackend(model)
 
 
+def make_cache(config: EngineConfig, blocks: int) -> KVCacheManager:
+    """The bookkeeping of a cache of `blocks` blocks, with the index asked for."""
+    size = config.block_size
+    index = make_index(config.index, size) if config.prefix_cache else NoIndex()
+    return KVCacheManager(blocks, size, index=index)
+
+
 def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineCore:
     """Sizes and allocates the cache, and joins the parts.
 
@@ -292,8 +304,8 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
     )
     log.info(plan.reason)
     model.backend.allocate_cache(plan.blocks, config.block_size)
-    cache = KVCacheManager(plan.blocks, config.block_size, config.prefix_cache)
-    scheduler = Scheduler(config, cache, clock)
+    cache = make_cache(config, plan.blocks)
+    scheduler = Scheduler(config, cache, clock, max_model_len=plan.max_model_len)
     return EngineCore(
         model.config,
         model.tokenizer,

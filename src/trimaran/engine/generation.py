@@ -18,6 +18,7 @@ class Generation:
 
     Attributes:
         delivered: its last delta was made.
+        furthest: tokens computed at most so far; preemption doesn't lower it.
     """
 
     live: LiveRequest
@@ -25,6 +26,7 @@ class Generation:
     text: TextStream
     adjustments: Adjustments | None
     delivered: bool = False
+    furthest: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -187,4 +187,5 @@ class Running:
         self._ticket[sequence] = ticket
         self._computed[place] = sequence.computed
         self._rows[place] = row
-        self._targets[place] = math.inf
+        target = sequence.request.slo.tpot
+        self._targets[place] = math.inf if target is None else target

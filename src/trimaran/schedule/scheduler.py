@@ -32,8 +32,10 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.errors import CapacityError
 from trimaran.core.request import FinishReason, Sequence, SequenceStatus
 from trimaran.schedule.capacity import Capacity, make_capacity
-from trimaran.schedule.chunking import Chunking, FixedChunk
+from trimaran.schedule.chunking import Chunking, make_chunking
+from trimaran.schedule.cost_model import StepCostModel, StepLoad
 from trimaran.schedule.order import Order, make_order
+from trimaran.schedule.output_length import OutputLengths
 from trimaran.schedule.plan_builder import PlanBuilder, scores_prompt
 from trimaran.schedule.running import Places, Running, packed
 from trimaran.schedule.selection import NOBODY, Selection
@@ -69,15 +71,21 @@ class Scheduler:
         self._clock = clock
         self._seats = config.max_num_seqs
         self._budget = config.max_num_batched_tokens
-        self._order = make_order(config.order) if order is None else order
-        self._chunking = FixedChunk(self._budget) if chunking is None else chunking
+        longest = max_model_len or kv.num_blocks * kv.block_size
+        self.cost = StepCostModel()
+        self.lengths = OutputLengths()
+        self._order = order or make_order(config.order, self._hit, self.cost, self.lengths, longest)
+        self._chunking = chunking or make_chunking(
+            config.chunking, config.chunk_size, self._budget, self._seats, self.cost
+        )
         self._capacity = capacity or make_capacity(
-            config.capacity, kv.num_blocks, kv.block_size, max_model_len
+            config.capacity, kv.num_blocks, kv.block_size, longest
         )
         self._running = Running()
         self._turn: Sequence | None = None  # who of them begins the next step, if not the first
         self._scoring: set[Sequence] = set()  # who may want every row of its prompt
         self._numbers: Places = np.arange(16, dtype=np.intp)
+        self._observed = 0
         self._joined = 0  # how many were admitted in the last step
         self._kept: dict[Sequence, int] = {}  # seats kept free for forks of a sequence
         self._preempted: list[Sequence] = []  # not yet reported in a step
@@ -121,12 +129,15 @@ class Scheduler:
         """Ends a sequence in any state and frees what it holds; the first reason stays."""
         if sequence.status is SequenceStatus.FINISHED:
             return
+        waited = sequence.status is SequenceStatus.WAITING
         if sequence.status is SequenceStatus.RUNNING:
-            self._stop(sequence)
-        else:
-            self._order.remove(sequence)
+            self._stop(sequence, sound=reason is not FinishReason.ERROR)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
+        if waited:
+            self._order.remove(sequence)
+        if sequence.output_length:
+            self.lengths.observe(sequence.output_length, reason is FinishReason.STOP)
 
     def park(self, sequence: Sequence) -> None:
         """Takes all that an open sequence holds, wherever it is; `add` brings it back."""
@@ -146,11 +157,14 @@ class Scheduler:
             CapacityError: one sequence has outgrown the cache (its `request_id` says which);
                 once that one is finished, scheduling goes on.
         """
+        now = self._clock.now()
+        self.kv.at(now)
         running, budget = self._running, self._budget
         version, owed = running.version, self._turn is not None
-        chosen, preempted, opened = self._serve_running()
+        opened = self._chunking.opens(len(running), self._joined)
+        chosen, preempted = self._serve_running()
         while preempted and not len(chosen):  # whoever had the budget lost its blocks
-            chosen, preempted, opened = self._serve_running()
+            chosen, preempted = self._serve_running()
         first = self._chunking.prompts_first and not owed
         left = budget if first else budget - chosen.tokens()
         admitted = self._admit(left, first or not len(chosen)) if opened else NOBODY
@@ -165,7 +179,7 @@ class Scheduler:
         step.admitted = admitted.sequences
         step.preempted = [sequence for sequence in self._preempted if not sequence.finished]
         self._preempted.clear()
-        step.time = self._clock.now()
+        step.time = now
         step.version = version if version == running.version else -1
         return step
 
@@ -197,6 +211,13 @@ class Scheduler:
             if len(places) == len(tokens):
                 self._running.sampled(places, packed(tokens, len(tokens)))
 
+    def observe(self, step: ScheduledStep, seconds: float) -> None:
+        """Running `step` took so long, on whatever clock: the cost model learns from it. Of
+        steps in which all decode, which are many and alike, only some are looked at."""
+        self._observed += 1
+        if not step.chosen.decodes or self.cost.observations < 64 or self._observed % 8 == 0:
+            self.cost.observe(StepLoad.of(step.chosen), seconds)
+
     # ------------------------------------------------------------------ state
 
     def has_work(self) -> bool:
@@ -221,16 +242,15 @@ class Scheduler:
 
     # ------------------------------------------------------------------ parts of a step
 
-    def _serve_running(self) -> tuple[Selection, bool, bool]:
-        """Those that run and get something, with blocks for it; whether that took a
-        preemption; and whether those that wait may be admitted. The budget of those preempted
-        is not given to others in this step."""
+    def _serve_running(self) -> tuple[Selection, bool]:
+        """Those that run and get something, with blocks for it; and whether that took a
+        preemption. The budget of those preempted is not given to others in this step."""
         running, chunking = self._running, self._chunking
         wants, starts = running.wants(), running.computed.copy()
-        opened = chunking.begin(starts, wants, running.targets, self._joined)
+        chunking.begin(starts, wants, running.targets)
         number, turn, self._turn = len(wants), self._turn, None
         if not number:
-            return NOBODY, False, opened
+            return NOBODY, False
         places = self._places(number)
         decodes = turn is None and number <= self._budget and bool((wants == 1).all())
         if decodes and not self._someone_scores():
@@ -252,7 +272,7 @@ class Scheduler:
         if preempted:
             status = SequenceStatus.RUNNING
             chosen = chosen.keep(np.array([s.status is status for s in chosen.sequences], bool))
-        return chosen, preempted, opened
+        return chosen, preempted
 
     def _places(self, number: int) -> Places:
         """0 .. number - 1, not to be written to."""
@@ -381,14 +401,19 @@ class Scheduler:
                 return True
         return False
 
-    def _stop(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: Sequence, sound: bool = True) -> None:
         """Takes a sequence out of those that run; its turn goes to the one after it."""
         at = self._running.remove(sequence)
         if self._turn is sequence:
             behind = self._running.sequences[at : at + 1]
             self._turn = behind[0] if behind else None
         self._capacity.stopped(sequence, self._kept.pop(sequence, 0))
-        self.kv.release(sequence)
+        self.kv.release(sequence, sound=sound)
+
+    def _hit(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that the prefix cache has now and that spare it
+        computing them."""
+        return 0 if scores_prompt(sequence) else self.kv.match(sequence).tokens
 
     def _check_fits(self, sequence: Sequence, tokens: int) -> None:
         if self.kv.blocks_for(tokens) > self.kv.num_blocks:
