@@ -210,11 +210,11 @@ class EngineCore:
         if not (sequence.tokens or live.held or ids):
             why = "the prompt has no tokens; give at least one"
             return self._end(live, FinishReason.ERROR, why)
+        del self._open[request_id]
+        sequence.open = False
         events = self._grow(live, live.held + ids)
         if events:
             return events
-        del self._open[request_id]
-        sequence.open = False
         live.complete(self.max_model_len)
         live.metrics.prompt_complete = self.clock.now()
         return []

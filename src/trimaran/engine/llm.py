@@ -16,8 +16,8 @@ from trimaran.core.request import Request
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.factory import Phases, load_engine
-from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.health import EngineHealth
+from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread, Sink
 from trimaran.models.store import DEFAULT_MODEL
 from trimaran.models.tokenizer import Tokenizer
