@@ -60,7 +60,7 @@ class EngineThread:
         self._process = os.getpid()
         self._aside = SideThread("trimaran-text") if overlap else None
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
-        self._handed_in = self._taken = 0  # requests
+        self._handed: dict[Request, Sink] = {}  # in the inbox
         self._hang: str | None = None
         self._hung: list[LiveRequest] = []  # failed for their callers, not yet ended
         self._thread.start()
@@ -141,8 +141,8 @@ class EngineThread:
         with self._lock:  # so that nothing enters the inbox after the last look at it
             self._refuse_if_closed()
             self._refuse_if_busy()
-            self._handed_in += 1
-            self._inbox.put(lambda: self._add(request, sink, complete))
+            self._handed[request] = sink
+            self._inbox.put(lambda: self._add(request, complete))
 
     def _forked(self) -> bool:
         return os.getpid() != self._process
@@ -188,8 +188,10 @@ class EngineThread:
         log.warning("the engine goes on: what hung has returned (%s)", why)
         self._events += self.core.fail(hung, str(why))
 
-    def _add(self, request: Request, sink: Sink, complete: bool) -> None:
-        self._taken += 1
+    def _add(self, request: Request, complete: bool) -> None:
+        sink = self._handed.pop(request, None)
+        if sink is None:  # it has failed for its caller already
+            return
         if self._death is not None:
             sink([_failed(request.id, self._death)])
             return
@@ -226,6 +228,10 @@ class EngineThread:
 
     def _fail_all(self, why: str) -> None:
         self._fail_for_callers(list(self._sinks), why)
+        for request in list(self._handed):
+            if (sink := self._handed.pop(request, None)) is not None:
+                with contextlib.suppress(Exception):
+                    sink([_failed(request.id, why)])
 
     def _fail_for_callers(self, lives: list[LiveRequest], why: str) -> None:
         for live in lives:
@@ -278,7 +284,7 @@ class EngineThread:
                 f"no request can be taken: {self._hang}; try again once it has ended"
             )
         core = self.core
-        waiting = core.scheduler.num_waiting + self._handed_in - self._taken
+        waiting = core.scheduler.num_waiting + len(self._handed)
         try:
             core.admission.check(waiting, core.scheduler.num_running, core.clock.now())
         except BusyError:
