@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
+from trimaran.cache.inspection import CacheReport
 from trimaran.core.errors import RequestFailedError
-from trimaran.core.outputs import RequestOutput, SequenceDelta
-from trimaran.core.request import Request
+from trimaran.core.outputs import RequestMetrics, RequestOutput, SequenceDelta
+from trimaran.core.request import FinishReason, Request
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
@@ -18,6 +23,8 @@ from trimaran.engine.health import EngineHealth
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
+
+Answer = TypeVar("Answer")
 
 
 class _LoopRelay:
@@ -46,6 +53,72 @@ class _LoopRelay:
                 queue.put_nowait(delta)
 
 
+class RequestStream:
+    """Deltas of one request as they come, until all of its sequences have ended.
+
+    Iterate over it, or take what has come with `ready`. `close` it when leaving early, or the
+    request runs on; used as a context manager it closes itself.
+
+    Attributes:
+        request: as it was handed in.
+        tokens: generated so far, of all its sequences.
+        metrics: its times, once a delta has come.
+        finish_reason: of the sequence that ended last; ERROR where the request failed.
+    """
+
+    def __init__(self, request: Request, thread: EngineThread, relay: _LoopRelay) -> None:
+        self.request = request
+        self.tokens = 0
+        self.metrics: RequestMetrics | None = None
+        self.finish_reason: FinishReason | None = None
+        self._thread = thread
+        self._queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
+        self._unfinished = request.params.n
+        thread.submit(request, lambda deltas: relay.send(self._queue, deltas))
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sequence's last delta has been taken."""
+        return self._unfinished == 0
+
+    async def ready(self) -> list[SequenceDelta]:
+        """What has come since the last call, waiting for at least one delta; empty at the end.
+
+        Raises:
+            RequestFailedError: the request failed while running.
+        """
+        if not self._unfinished:
+            return []
+        found = [await self._queue.get()]
+        while not self._queue.empty():
+            found.append(self._queue.get_nowait())
+        for delta in found:
+            self._unfinished = sequences_left(self._unfinished, delta)
+            self.tokens += len(delta.token_ids)
+            self.metrics = delta.metrics or self.metrics
+            self.finish_reason = delta.finish_reason or self.finish_reason
+            if delta.error is not None:
+                raise RequestFailedError(f"request '{self.request.id}' failed: {delta.error}")
+        return found
+
+    async def __aiter__(self) -> AsyncIterator[SequenceDelta]:
+        while deltas := await self.ready():
+            for delta in deltas:
+                yield delta
+
+    def close(self) -> None:
+        """Aborts the request unless it has ended; may be called twice."""
+        if self._unfinished:
+            self._unfinished = 0
+            self._thread.abort(self.request.id)
+
+    def __enter__(self) -> RequestStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class AsyncEngine:
     """Submit, stream and abort from many tasks; one engine thread behind it."""
 
@@ -67,10 +140,16 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> AsyncIterator[SequenceDelta]:
         """Deltas of a request as they come, until all of its sequences have ended.
 
         Leaving the iteration early (break, cancellation, `aclose`) aborts the request.
+
+        Args:
+            cache_salt: prefixes are shared only between requests of equal salt.
+            retention: how long the prompt is to stay cached afterwards.
 
         Raises:
             RequestError: it could never be served.
@@ -79,21 +158,37 @@ class AsyncEngine:
             EngineUnhealthyError: a step hangs.
             EngineClosedError: the engine takes no requests any more.
         """
-        request = self._request(prompt, params, request_id, priority, cache_salt)
-        relay = self._relay()
-        queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
-        unfinished = request.params.n
-        self._thread.submit(request, lambda deltas: relay.send(queue, deltas))
-        try:
-            while unfinished:
-                delta = await queue.get()
-                unfinished = sequences_left(unfinished, delta)
-                if delta.error is not None:
-                    raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
+        with self.start(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            retention=retention,
+            slo=slo,
+        ) as running:
+            async for delta in running:
                 yield delta
-        finally:
-            if unfinished:
-                self._thread.abort(request.id)
+
+    def start(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
+    ) -> RequestStream:
+        """Hands a request in at once and returns its stream; to be called in a running loop.
+
+        Raises:
+            RequestError: it could never be served.
+            EngineClosedError: the engine takes no requests any more.
+        """
+        request = self._request(prompt, params, request_id, priority, cache_salt, retention, slo)
+        return RequestStream(request, self._thread, self._relay())
 
     async def generate(
         self,
@@ -103,17 +198,30 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> RequestOutput:
         """The whole answer of a request. Cancelling the task aborts it; errors as `stream`."""
         params = params or SamplingParams()
         ids = prompt_ids(prompt, self.core.tokenizer)
         collector = OutputCollector(request_id or "", prompt_text(prompt), ids, params.n)
         async for delta in self.stream(
-            ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            ids,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            retention=retention,
+            slo=slo,
         ):
             collector.output.request_id = delta.request_id
             collector.add(delta)
         return collector.result()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.alive
 
     def open(
         self,
@@ -123,6 +231,8 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
         idle_seconds: float = IDLE_SECONDS,
     ) -> OpenRequest:
         """A request whose prompt arrives piece by piece; what is certain of it is computed
@@ -138,7 +248,7 @@ class AsyncEngine:
         """
         return OpenRequest(
             self._thread,
-            self._make([], params, request_id, priority, cache_salt),
+            self._make([], params, request_id, priority, cache_salt, retention, slo),
             self.core.tokenizer,
             self._relay().send,
             chat=chat,
@@ -152,6 +262,34 @@ class AsyncEngine:
     def health(self) -> EngineHealth:
         """Whether requests are taken, and if not, why."""
         return self._thread.health()
+
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What `question` finds between two steps; it runs on the engine's thread, so it must
+        be quick."""
+        answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+
+        def run(core: EngineCore) -> None:
+            try:
+                answer.set_result(question(core))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._thread.call(run)
+        return await asyncio.wrap_future(answer)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes that no request holds."""
+        self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())
+
+    async def inspect_prefix_cache(self, top: int = 10) -> CacheReport:
+        """What the prefix cache holds, by salt, with the `top` hottest prefixes. Taken between
+        two steps; holds the next one up for about a second for each million of blocks.
+
+        Raises:
+            EngineClosedError: the engine has ended.
+        """
+        answer = self._thread.ask(lambda core: core.scheduler.kv.inspect(top))
+        return await asyncio.wrap_future(answer)
 
     async def close(self) -> None:
         """Ends every request and frees the engine."""
@@ -177,9 +315,11 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        retention: Retention | None,
+        slo: str | SloClass,
     ) -> Request:
         ids = prompt_ids(prompt, self.core.tokenizer)
-        return self._make(ids, params, request_id, priority, cache_salt)
+        return self._make(ids, params, request_id, priority, cache_salt, retention, slo)
 
     def _make(
         self,
@@ -188,6 +328,8 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        retention: Retention | None,
+        slo: str | SloClass,
     ) -> Request:
         return Request(
             id=request_id or f"async-{next(self._ids)}",
@@ -196,4 +338,6 @@ class AsyncEngine:
             arrival=self.core.clock.now(),
             priority=priority,
             cache_salt=cache_salt,
+            retention=retention,
+            slo=slo_class(slo),
         )

@@ -10,7 +10,9 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from trimaran.core.errors import BusyError, EngineClosedError, EngineUnhealthyError
 from trimaran.core.outputs import SequenceDelta
@@ -25,8 +27,10 @@ from trimaran.engine.watchdog import Watchdog
 log = logging.getLogger("trimaran")
 
 _SWITCH_SECONDS = 1e-4
-_PAUSE_SECONDS = 0.01
 _HANGING_SECONDS = 5.0  # that closing waits for a step that hangs
+_STALLED_SECONDS = 0.01  # then a step is tried again, whoever forgot to wake the thread
+
+T = TypeVar("T")
 
 Sink = Callable[[list[SequenceDelta]], None]
 """Gets a request's deltas of one step, on the engine's thread; must be quick and not raise."""
@@ -43,8 +47,10 @@ class EngineThread:
     delivers them (see `engine/assembly.py`). A third one watches (`engine/watchdog.py`). Where
     a step hangs, its requests fail for their callers at once and no others are taken; what they
     hold is freed when the step returns after all, and then the engine goes on with those that
-    wait. A process that is forked from this one doesn't
-    have the thread: there requests are refused, and an engine of its own is to be made.
+    wait.
+
+    A process that is forked from this one doesn't have the thread: there requests are refused,
+    and an engine of its own is to be made.
     """
 
     def __init__(self, core: EngineCore, *, overlap: bool = True) -> None:
@@ -58,6 +64,7 @@ class EngineThread:
         self._lock = threading.Lock()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._process = os.getpid()
+        core.wake = lambda: self._inbox.put(_nothing)
         self._aside = SideThread("trimaran-text") if overlap else None
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
         self._handed: dict[Request, Sink] = {}  # in the inbox
@@ -106,6 +113,23 @@ class EngineThread:
         """Runs `function` on the engine's thread between two steps, some time soon."""
         self._inbox.put(lambda: function(self.core))
 
+    def ask(self, function: Callable[[EngineCore], T]) -> Future[T]:
+        """What `function` returns or raises on the engine's thread, between two steps.
+
+        Raises:
+            EngineClosedError: the engine has ended, or isn't in this process.
+        """
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(function(self.core))
+            except Exception as error:  # the asker's, not the engine's
+                answer.set_exception(error)
+
+        self._enter(run)
+        return answer
+
     def close(self) -> None:
         """Ends every request, stops the thread, frees the back end; may be called twice."""
         if self._forked():  # nothing of it runs here, and its lock may have been held
@@ -113,7 +137,7 @@ class EngineThread:
         with self._lock:
             self._closing = True
         atexit.unregister(self.close)
-        self._inbox.put(lambda: None)
+        self._inbox.put(_nothing)
         if threading.current_thread() is not self._thread:
             self._thread.join(None if self._hang is None else _HANGING_SECONDS)
             if self._thread.is_alive():  # it can't be ended; its callers needn't wait for it
@@ -132,17 +156,23 @@ class EngineThread:
         return EngineHealth(reason is None, reason or "")
 
     def _hand_in(self, request: Request, sink: Sink, complete: bool) -> None:
-        if self._forked():
-            raise EngineClosedError(
-                f"no request can be taken: the engine runs in process {self._process}, of which"
-                " this one is a fork; make an engine here"
-            )
+        self._refuse_if_forked()
         self.core.check(request, complete=complete)
-        with self._lock:  # so that nothing enters the inbox after the last look at it
-            self._refuse_if_closed()
+
+        def register() -> None:
             self._refuse_if_busy()
             self._handed[request] = sink
-            self._inbox.put(lambda: self._add(request, complete))
+
+        self._enter(lambda: self._add(request, complete), register)
+
+    def _enter(self, job: Callable[[], None], register: Callable[[], None] | None = None) -> None:
+        """Puts into the inbox what is sure to be run there; what `register` raises, it's not."""
+        self._refuse_if_forked()
+        with self._lock:  # so that nothing enters the inbox after the last look at it
+            self._refuse_if_closed()
+            if register is not None:
+                register()
+            self._inbox.put(job)
 
     def _forked(self) -> bool:
         return os.getpid() != self._process
@@ -153,32 +183,28 @@ class EngineThread:
         why = "the engine was closed"
         try:
             while not self._closing:
-                self._take_inbox(wait=not self.core.has_work and not self._events)
+                self._take_inbox(
+                    wait=not self.core.has_work and not self._events,
+                    stalled=self.core.stalled and not self._events,
+                )
                 if not self._closing:
                     events, self._events = self._events, []
                     deliver = partial(self._deliver, events) if events else None
-                    steps = self.core.metrics.steps
                     self._events = self.core.compute(self._aside, deliver)
                     if self._hang is not None:
                         self._recover()
-                    if steps == self.core.metrics.steps and not self._events:
-                        self._pause()
         except Exception as error:  # a bug: say so to everybody rather than hang
             why = f"the engine's step loop died: {type(error).__name__}: {error}"
         self._shut(why)
 
-    def _take_inbox(self, wait: bool) -> None:
+    def _take_inbox(self, wait: bool, stalled: bool = False) -> None:
         if wait:
             self._inbox.get()()
         with contextlib.suppress(queue.Empty):
+            if stalled and not wait:
+                self._inbox.get(timeout=_STALLED_SECONDS)()
             while True:
                 self._inbox.get_nowait()()
-
-    def _pause(self) -> None:
-        """Nothing could run: looks again when something has come, or soon."""
-        if self.core.has_work:
-            with contextlib.suppress(queue.Empty):
-                self._inbox.get(timeout=_PAUSE_SECONDS)()
 
     def _recover(self) -> None:
         """What hung has returned: frees what its requests held."""
@@ -224,7 +250,14 @@ class EngineThread:
             self._watchdog.close()
         if self._aside is not None:
             self._aside.close()
-        self.core.backend.close()
+        self.core.close()
+
+    def _refuse_if_forked(self) -> None:
+        if self._forked():
+            raise EngineClosedError(
+                f"no request can be taken: the engine runs in process {self._process}, of which"
+                " this one is a fork; make an engine here"
+            )
 
     def _fail_all(self, why: str) -> None:
         self._fail_for_callers(list(self._sinks), why)
@@ -297,6 +330,10 @@ class EngineThread:
             raise EngineClosedError(
                 f"no request can be taken: {self._death or 'the engine is closing'}"
             )
+
+
+def _nothing() -> None:
+    """Wakes the thread."""
 
 
 def _failed(request_id: str, why: str) -> SequenceDelta:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
 
+from trimaran.compute.backend import Bytes, Int32
 from trimaran.compute.reference.ops import Array, PagedKV, ReferenceOps
 from trimaran.compute.reference.sampler import ReferenceSampler
 from trimaran.core.errors import BackendError, CapacityError
@@ -56,12 +58,51 @@ class ReferenceBackend:
                 " lower kv_cache_bytes or kv_memory_fraction"
             ) from None
 
-    def run(self, plan: StepPlan) -> Float32:
+    def kv_block_bytes(self) -> int:
+        return 0 if self._cache is None else self._cache.block_bytes
+
+    def kv_fingerprint(self) -> bytes:
+        cache = self._cached()
+        head = f"reference {np.__version__} {self._model.config} {cache.keys.shape}"
+        digest = hashlib.sha256(head.encode())
+        for name, weight in sorted(self._model.weights.items()):
+            digest.update(f"{name} {weight.storage.type_name}\n".encode())
+            digest.update(np.ascontiguousarray(weight.raw_rows()).data)
+        return digest.digest()
+
+    def read_blocks(self, blocks: Int32, out: Bytes) -> None:
+        cache = self._check_blocks(blocks, out)
+        for row, block in zip(out, blocks, strict=True):
+            row[:] = cache.block_bits(int(block))
+
+    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+        cache = self._check_blocks(blocks, data)
+        for row, block in zip(data, blocks, strict=True):
+            cache.set_block(int(block), row)
+
+    def _check_blocks(self, blocks: Int32, data: Bytes) -> PagedKV:
+        cache = self._cached()
+        shape = (len(blocks), cache.block_bytes)
+        if data.dtype != np.uint8 or data.shape != shape or not data.flags.c_contiguous:
+            raise BackendError(
+                f"KV blocks: {data.dtype} {list(data.shape)} for {len(blocks)} blocks;"
+                f" give C-contiguous uint8 {list(shape)}"
+            )
+        count = cache.keys.shape[1]
+        if len(blocks) and not 0 <= blocks.min() <= blocks.max() < count:
+            raise BackendError(f"blocks {blocks.tolist()}: the KV cache has 0 to {count - 1}")
+        return cache
+
+    def _cached(self) -> PagedKV:
         if self._cache is None:
             raise BackendError("the KV cache was not allocated; call allocate_cache first")
+        return self._cache
+
+    def run(self, plan: StepPlan) -> Float32:
+        cache = self._cached()
         for source, target in plan.copies:
-            self._cache.copy_blocks(source, target)
-        ops = ReferenceOps(plan, self._cache, self._values)
+            cache.copy_blocks(source, target)
+        ops = ReferenceOps(plan, cache, self._values)
         logits: Array = self._model.forward(ops, Batch(plan.tokens, plan.positions))  # type: ignore[arg-type]
         return logits
 

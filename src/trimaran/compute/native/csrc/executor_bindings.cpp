@@ -23,6 +23,9 @@ namespace {
 
 template <int Dimensions>
 using Ints = nb::ndarray<const std::int32_t, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+// [count, bytes of a block]
+using BlockBytes = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using BlockBuffer = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 
 // (weight, bias or [], out, residual or -1)
@@ -97,7 +100,26 @@ class StepRunner {
                   owner);
   }
 
+  void read_blocks(Ints<1> blocks, BlockBuffer out) const {
+    expect_blocks(blocks.size(), out.shape(0), out.shape(1));
+    nb::gil_scoped_release released;
+    executor_.read_blocks(blocks.data(), static_cast<int>(blocks.size()), out.data());
+  }
+
+  void write_blocks(Ints<1> blocks, BlockBytes data) {
+    expect_blocks(blocks.size(), data.shape(0), data.shape(1));
+    nb::gil_scoped_release released;
+    executor_.write_blocks(blocks.data(), static_cast<int>(blocks.size()), data.data());
+  }
+
  private:
+  void expect_blocks(std::size_t blocks, std::size_t rows, std::size_t bytes) const {
+    if (blocks != rows || bytes != executor_.block_bytes())
+      throw std::invalid_argument("bytes [" + std::to_string(rows) + ", " + std::to_string(bytes) +
+                                  "] for " + std::to_string(blocks) + " blocks of " +
+                                  std::to_string(executor_.block_bytes()) + " bytes");
+  }
+
   const int width_;
   Executor executor_;
 };
@@ -133,6 +155,11 @@ void bind_executor(nb::module_& module) {
       .def("run", &StepRunner::run, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "slots"_a.noconvert(), "row_starts"_a.noconvert(), "contexts"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "copies"_a.noconvert())
+      .def("read_blocks", &StepRunner::read_blocks, "blocks"_a.noconvert(), "out"_a.noconvert())
+      .def("write_blocks", &StepRunner::write_blocks, "blocks"_a.noconvert(),
+           "data"_a.noconvert())
+      .def_prop_ro("block_bytes",
+                   [](const StepRunner& self) { return self.executor().block_bytes(); })
       .def("group_prefixes",
            [](StepRunner& self, bool on) { self.executor().group_prefixes(on); }, "on"_a)
       .def("time_phases",
