@@ -18,6 +18,7 @@ from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
+from trimaran.engine.health import EngineHealth
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
@@ -152,6 +153,8 @@ class AsyncEngine:
         Raises:
             RequestError: it could never be served.
             RequestFailedError: it failed while running.
+            BusyError: too many requests wait already; says when to try again.
+            EngineUnhealthyError: a step hangs.
             EngineClosedError: the engine takes no requests any more.
         """
         with self.start(
@@ -240,7 +243,7 @@ class AsyncEngine:
 
         Raises:
             RequestError: it could never be served; `prompt_logprobs` can't be had.
-            EngineClosedError: the engine takes no requests any more.
+            BusyError, EngineUnhealthyError, EngineClosedError: as `stream`.
         """
         return OpenRequest(
             self._thread,
@@ -254,6 +257,10 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
+
+    def health(self) -> EngineHealth:
+        """Whether requests are taken, and if not, why."""
+        return self._thread.health()
 
     async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
         """What `question` finds between two steps; it runs on the engine's thread, so it must
