@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.processes import in_fork
 
-from trimaran import LLM, SamplingParams
+from trimaran import LLM, Retention, SamplingParams
 from trimaran.core.errors import (
     ConfigError,
     EngineClosedError,
@@ -62,6 +62,19 @@ def test_text_ids_and_lists_of_either(llm: LLM) -> None:
     assert answers[1][0].prompt is None
     assert answers[1][0].prompt_token_ids == ids
     assert llm.generate([], GREEDY) == []
+
+
+def test_the_prefix_cache_can_be_looked_into_and_reset(llm: LLM) -> None:
+    text = "The lighthouse at the end of the pier had been dark for a year when we came, and " * 3
+    for _ in range(2):
+        output = llm.generate(text, GREEDY, cache_salt="mine", retention=Retention(90))[0]
+    report = llm.inspect_prefix_cache()
+    own = next(part for part in report.namespaces if part.salt)
+    assert own.hits == 1
+    assert output.cached_tokens in {hot.tokens for hot in report.hottest}
+    assert "mine" not in repr(report)
+    llm.reset_prefix_cache()
+    assert llm.inspect_prefix_cache().namespaces == []
 
 
 def test_the_text_is_the_decoded_tokens(llm: LLM) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import itertools
 import queue
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trimaran.cache.inspection import CacheReport
 from trimaran.core.config import EngineConfig
-from trimaran.core.errors import ParameterError, TemplateError
+from trimaran.core.errors import BusyError, ParameterError, TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import Request
 from trimaran.core.retention import Retention
@@ -20,9 +21,10 @@ from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.collector import OutputCollector
 from trimaran.engine.delta_stream import DeltaStream
 from trimaran.engine.factory import Phases, load_engine
+from trimaran.engine.health import EngineHealth
 from trimaran.engine.objective import Objective
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
-from trimaran.engine.thread import EngineThread
+from trimaran.engine.thread import EngineThread, Sink
 from trimaran.models.store import DEFAULT_MODEL
 from trimaran.models.tokenizer import Tokenizer
 
@@ -90,6 +92,10 @@ class LLM:
         """Back end, instruction set, threads, weight and KV types: plain JSON values."""
         return self._core.backend.describe()
 
+    def health(self) -> EngineHealth:
+        """Whether requests are taken, and if not, why."""
+        return self._thread.health()
+
     def objective(self) -> Objective:
         """What all requests that were answered so far cost, by SLO class (a copy)."""
         return copy.deepcopy(self._core.metrics.objective)
@@ -121,6 +127,8 @@ class LLM:
         Raises:
             RequestError: a prompt can never be served; none has been started then.
             RequestFailedError: a request failed while running; the others were aborted.
+            BusyError: other callers' requests wait already, as many as may. Prompts of one
+                call wait for each other, however many they are.
         """
         many = _as_list(prompts)
         params = _params_list(sampling_params, len(many))
@@ -265,10 +273,10 @@ class LLM:
             for request, text in zip(requests, texts, strict=True)
         }
         unfinished = set(collectors)
+        left = deque(requests)
         try:
-            for request in requests:
-                self._thread.submit(request, inbox.put)
             while unfinished:
+                self._submit_some(left, len(unfinished) - len(left), inbox.put)
                 for delta in inbox.get():
                     collector = collectors[delta.request_id]
                     if not collector.add(delta):
@@ -281,6 +289,18 @@ class LLM:
             for request_id in unfinished:  # an error, or Ctrl-C
                 self._thread.abort(request_id)
         return [collectors[request.id].result() for request in requests]
+
+    def _submit_some(self, left: deque[Request], running: int, sink: Sink) -> None:
+        """Hands in as many as may wait; the others once some of those `running` have ended."""
+        while left:
+            try:
+                self._thread.submit(left[0], sink)
+            except BusyError:
+                if running:
+                    return
+                raise
+            left.popleft()
+            running += 1
 
     def _stream(self, request: Request) -> Iterator[SequenceDelta]:
         """Refuses a bad request at once; hands it in when the iteration begins, so that one
