@@ -180,3 +180,26 @@ def test_a_fork_is_refused_and_makes_its_own(llm: LLM, smollm2_path: Path) -> No
 
     assert in_fork(in_child) == "True"
     assert llm.chat(QUESTION, GREEDY)[0].text == answer
+
+
+def test_started_requests_share_steps_whoever_reads_them(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    before = llm._core.metrics.steps
+    streams = [llm.start(f"{number} ships", params, priority=number) for number in range(8)]
+    texts = ["".join(delta.text for delta in stream) for stream in reversed(streams)]
+    assert llm._core.metrics.steps - before < 2 * 20, "they were computed one after the other"
+    alone = llm.generate([f"{number} ships" for number in range(8)], params)
+    assert texts[::-1] == [output.text for output in alone]
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_started_request_that_is_let_go_of_is_aborted(llm: LLM, how: str) -> None:
+    stream = llm.start("Once", SamplingParams(max_tokens=None, ignore_eos=True))
+    next(stream)
+    if how == "close":
+        stream.close()
+        stream.close()
+        assert list(stream) == []
+    del stream
+    llm.generate("Twice", SamplingParams(max_tokens=1))
+    assert not llm._core._live
