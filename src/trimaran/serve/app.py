@@ -138,6 +138,4 @@ def _has(body: Any, part: str | int) -> bool:
 
 
 def _answer(request: Request, error: ApiError) -> Response:
-    of_anthropic = request.url.path.endswith(("/v1/messages", "/v1/messages/count_tokens"))
-    body = error.anthropic() if of_anthropic else error.body()
-    return context.Json(body, error.status, error.headers)
+    return context.Json(error.body_for(request.url.path), error.status, error.headers)
