@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 
 from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason
-from trimaran.engine.async_engine import AsyncEngine, RequestStream
+from trimaran.engine.async_engine import AsyncEngine
+from trimaran.engine.delta_inbox import DeltaInbox
 
 LABELS = ("model_name", "engine")
 
@@ -117,14 +118,12 @@ class ServerMetrics:
             self._generated.labels(*self._names).inc(len(delta.token_ids))
             if before is not None:
                 self._itl.labels(*self._names).observe(now - before)
-            elif delta.index == 0 and delta.metrics is not None:
-                metrics = delta.metrics
-                if metrics.first_token is not None:
-                    self._ttft.labels(*self._names).observe(metrics.first_token - metrics.arrival)
+            elif delta.index == 0 and delta.metrics is not None and delta.metrics.ttft is not None:
+                self._ttft.labels(*self._names).observe(delta.metrics.ttft)
             if delta.finish_reason is not None:
                 del self._last[key]
 
-    def ended(self, streams: Iterable[RequestStream]) -> None:
+    def ended(self, streams: Iterable[DeltaInbox]) -> None:
         """Requests have ended, or their client has left."""
         for stream in streams:
             request = stream.request
@@ -144,14 +143,17 @@ class ServerMetrics:
 
     def _times(self, metrics: RequestMetrics, tokens: int, n: int) -> None:
         begin, first, end = metrics.first_scheduled, metrics.first_token, metrics.finished
+        # Of a prompt that came in pieces the time before its end isn't waiting.
+        arrival = metrics.prompt_complete or metrics.arrival
         if begin is not None:
-            self._phase("queue", begin - metrics.arrival)
+            begin = max(begin, arrival)
+            self._phase("queue", begin - arrival)
         if begin is None or first is None or end is None:
             return
         self._phase("prefill", first - begin)
         self._phase("decode", end - first)
         self._phase("inference", end - begin)
-        self._e2e.labels(*self._names).observe(end - metrics.arrival)
+        self._e2e.labels(*self._names).observe(end - arrival)
         if tokens > n:
             self._tpot.labels(*self._names).observe((end - first) / (tokens / n - 1))
 

@@ -21,6 +21,7 @@ from trimaran.serve.app import create_app
 from trimaran.serve.config import ServeConfig
 from trimaran.serve.http_protocol import LimitedProtocol, limited_protocol
 from trimaran.serve.service import LoadedService, Service
+from trimaran.serve.session_socket import SessionSocket
 from trimaran.serve.warmup import warm_up
 
 log = logging.getLogger("trimaran")
@@ -182,6 +183,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
             ssl_keyfile=config.tls_key,
             timeout_keep_alive=config.keep_alive,  # type: ignore[arg-type]
             timeout_graceful_shutdown=config.drain_timeout,  # type: ignore[arg-type]
+            ws=SessionSocket,
             ws_max_size=config.max_body_bytes,
         )
         found.load()

@@ -18,7 +18,9 @@ from trimaran.core.errors import TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.async_engine import AsyncEngine, RequestStream
+from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector
+from trimaran.engine.open_request import OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.models.chat_template import ChatTemplate
 from trimaran.serve.config import ServeConfig
@@ -63,15 +65,19 @@ class Job:
     Attributes:
         prompts: token ids.
         texts: the prompts as text, where they came as text.
-        deadline: on the loop's clock.
+        begin: when it was complete, on the loop's clock.
+        deadline: likewise.
+        asked: it is complete.
     """
 
     params: SamplingParams
     prompts: list[list[int]]
     texts: list[str | None]
-    streams: list[RequestStream]
+    streams: list[RequestStream | OpenRequest]
+    begin: float
     deadline: float
     metrics: ServerMetrics
+    asked: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -97,6 +103,8 @@ class Service:
         self._large = ThreadPoolExecutor(LARGE_THREADS, "trimaran-large")
         self._recent: list[float] = []  # seconds that the last requests took
         self.names: tuple[str, ...] = config.served_model_names
+        self.on_drain: set[Callable[[], None]] = set()
+        """Called when the server begins to drain."""
 
     # ------------------------------------------------------------------ life
 
@@ -112,6 +120,8 @@ class Service:
     def drain(self) -> None:
         """What runs may end; nothing new is taken."""
         self.phase = Phase.DRAINING
+        for told in list(self.on_drain):
+            told()
 
     @property
     def loaded(self) -> LoadedService:
@@ -275,11 +285,11 @@ class Service:
             list(prompts),
             list(texts) or [None] * len(prompts),
             [],
+            begin,
             begin + self.config.request_timeout,
             self.metrics,
         )
-        self.active += len(prompts)
-        try:
+        with self._seats(job, len(prompts)):
             for prompt in prompts:
                 # Clients may name their requests; the engine's names are never theirs alone,
                 # so that two requests of one name don't end each other.
@@ -294,12 +304,63 @@ class Service:
                     )
                 )
             yield job
+
+    @contextmanager
+    def open(
+        self,
+        chat: ChatFrame,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Iterator[tuple[Job, OpenRequest]]:
+        """A request whose last message is still being written; leaving the context aborts it.
+
+        Such requests take half of the queue at most, so that those that are complete find room.
+
+        Raises:
+            ApiError: as `admit`.
+            TrimaranError: it could never be served, or the engine has no room.
+        """
+        if self.active >= max(1, self.config.max_queue // 2):
+            raise busy("no room for a message that is still being written", self.retry_after())
+        self.admit(1, params.n)
+        begin = asyncio.get_running_loop().time()
+        deadline = begin + self.config.request_timeout
+        job = Job(params, [], [None], [], begin, deadline, self.metrics, asked=False)
+        with self._seats(job, 1):
+            opened = self.engine.open(
+                params,
+                chat=chat,
+                request_id=f"{request_id}-{next(self._numbers)}",
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            job.streams.append(opened)
+            job.prompts.append(opened.request.prompt)  # which grows
+            yield job, opened
+
+    def complete(self, job: Job, opened: OpenRequest, whole: str) -> None:
+        """The message of a request made by `open` is complete: it is answered now."""
+        opened.finish(whole)
+        job.asked = True
+        job.begin = asyncio.get_running_loop().time()
+        job.deadline = job.begin + self.config.request_timeout
+
+    @contextmanager
+    def _seats(self, job: Job, count: int) -> Iterator[None]:
+        self.active += count
+        try:
+            yield
         finally:
-            self.metrics.ended(job.streams)
+            if job.asked:
+                self.metrics.ended(job.streams)
+                self.finished += count
+                seconds = asyncio.get_running_loop().time() - job.begin
+                self._recent = [*self._recent[-63:], seconds]
             job.close()
-            self.active -= len(prompts)
-            self.finished += len(prompts)
-            self._recent = [*self._recent[-63:], asyncio.get_running_loop().time() - begin]
+            self.active -= count
 
     def retry_after(self) -> float:
         """Seconds after which a refused request may find room: the mean of late ones, shared
