@@ -67,9 +67,7 @@ def load_encoder(folder: Path) -> BertModel:
         raise CheckpointError(f"{folder}: {error}") from None
 
 
-def _config(
-    folder: Path, pooling: Literal["mean", "cls"], normalize: bool
-) -> EncoderConfig:
+def _config(folder: Path, pooling: Literal["mean", "cls"], normalize: bool) -> EncoderConfig:
     path = folder / CONFIG_NAME
     fields = Fields(read_json_object(path), str(path))
     hidden = fields.integer("hidden_size", 1, MAX_WIDTH)
@@ -125,15 +123,16 @@ def _modules(folder: Path) -> tuple[Literal["mean", "cls"], bool]:
         raise CheckpointError(f"{path}: the path {places[1]!r} leads out of the folder")
     pooling = folder / places[1] / CONFIG_NAME
     modes = read_json_object(pooling)
-    on = [name for name, value in modes.items() if name.startswith("pooling_mode") and value is True]
+    on = [
+        name for name, value in modes.items() if name.startswith("pooling_mode") and value is True
+    ]
     names: Mapping[str, Literal["mean", "cls"]] = {
         "pooling_mode_mean_tokens": "mean",
         "pooling_mode_cls_token": "cls",
     }
     if len(on) != 1 or on[0] not in names:
         raise UnsupportedModelError(
-            f"{pooling} has {', '.join(on) or 'no mode'} on; supported is one of"
-            f" {', '.join(names)}"
+            f"{pooling} has {', '.join(on) or 'no mode'} on; supported is one of {', '.join(names)}"
         )
     return names[on[0]], kinds[-1] == "Normalize"
 

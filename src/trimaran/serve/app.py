@@ -23,6 +23,7 @@ from trimaran.serve.routes import (
     completions,
     context,
     debug,
+    embeddings,
     metrics,
     page,
     realtime,
@@ -49,7 +50,7 @@ def create_app(service: Service) -> ASGIApp:
     api.state.service = service
     for routes in (chat, completions, responses, anthropic, realtime, tokens, state, metrics):
         api.include_router(routes.router)
-    for routes in (debug, page):
+    for routes in (embeddings, debug, page):
         api.include_router(routes.router)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http_error)

@@ -19,6 +19,7 @@ from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason
 from trimaran.engine.async_engine import AsyncEngine
 from trimaran.engine.delta_inbox import DeltaInbox
+from trimaran.engine.encoder_engine import EncoderEngine
 
 LABELS = ("model_name", "engine")
 
@@ -69,7 +70,7 @@ class ServerMetrics:
         self._request_prompt = self._histogram("request_prompt_tokens", "Of a request.", TOKENS)
         self._request_output = self._histogram("request_generation_tokens", "Of a request.", TOKENS)
 
-    def attach(self, engine: AsyncEngine, model_name: str) -> None:
+    def attach(self, engine: AsyncEngine | EncoderEngine, model_name: str) -> None:
         """From now on the engine's own figures are among the metrics."""
         self._values = (model_name, "0")
         for metric in (
@@ -188,7 +189,7 @@ def _counts(metric: Histogram) -> dict[str, list[float]]:
 class _EngineCollector(Collector):
     """Reads the engine's state when it is asked for."""
 
-    def __init__(self, engine: AsyncEngine, values: tuple[str, str]) -> None:
+    def __init__(self, engine: AsyncEngine | EncoderEngine, values: tuple[str, str]) -> None:
         self._engine = engine
         self._values = values
 

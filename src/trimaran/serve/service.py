@@ -20,6 +20,7 @@ from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.async_engine import AsyncEngine, RequestStream
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector
+from trimaran.engine.encoder_engine import EncoderEngine, EncoderStream
 from trimaran.engine.open_request import OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.models.chat_template import ChatTemplate
@@ -45,12 +46,37 @@ class Phase(enum.StrEnum):
 
 @dataclass(slots=True)
 class LoadedService:
-    """The model behind the server, once it is loaded."""
+    """The model behind the server, once it is loaded: one that generates, or an encoder."""
 
-    engine: AsyncEngine
+    generator: AsyncEngine | None
     template: ChatTemplate | None
     path: Path
+    encoder: EncoderEngine | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """What generates.
+
+        Raises:
+            ApiError: 400, nothing does.
+        """
+        if self.generator is None:
+            raise ApiError(
+                400,
+                f"the model '{self.name}' is an encoder: it makes embeddings and generates no"
+                " text; use /v1/embeddings",
+                param="model",
+                code="model_not_generative",
+            )
+        return self.generator
+
+    @property
+    def either(self) -> AsyncEngine | EncoderEngine:
+        """What there is."""
+        found = self.generator or self.encoder
+        assert found is not None
+        return found
 
     @property
     def name(self) -> str:
@@ -111,7 +137,7 @@ class Service:
     def become_ready(self, loaded: LoadedService) -> None:
         """The model is loaded and warmed up: requests are taken from now on."""
         self._loaded = loaded
-        self.metrics.attach(loaded.engine, self.names[0] if self.names else loaded.name)
+        self.metrics.attach(loaded.either, self.names[0] if self.names else loaded.name)
         if not self.names:
             self.names = (loaded.name,)
         if self.phase is Phase.LOADING:
@@ -141,7 +167,7 @@ class Service:
     @property
     def healthy(self) -> bool:
         """Whether the engine takes requests, or is still being loaded."""
-        return self._loaded is None or self._loaded.engine.health().ok
+        return self._loaded is None or self._loaded.either.health().ok
 
     def check_model(self, name: str | None) -> str:
         """The name under which to answer.
@@ -172,7 +198,7 @@ class Service:
         self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
         """Token ids of several prompts."""
-        tokenizer = self.engine.core.tokenizer
+        tokenizer = self.loaded.either.core.tokenizer
 
         def run() -> list[list[int]]:
             return [
@@ -341,6 +367,34 @@ class Service:
             job.prompts.append(opened.request.prompt)  # which grows
             yield job, opened
 
+    @contextmanager
+    def encode_texts(
+        self, prompts: Sequence[list[int]], request_id: str, *, priority: int = 0
+    ) -> Iterator[list[EncoderStream]]:
+        """Hands texts to the encoder; leaving the context aborts what hasn't ended.
+
+        Raises:
+            ApiError: as `admit`.
+            TrimaranError: a text can't be encoded; those before it are aborted.
+        """
+        encoder = self.loaded.encoder
+        assert encoder is not None
+        self.admit(len(prompts), 1)
+        begin = asyncio.get_running_loop().time()
+        streams: list[EncoderStream] = []
+        self.active += len(prompts)
+        try:
+            for prompt in prompts:
+                streams.append(encoder.start(prompt, request_id, priority))
+            yield streams
+        finally:
+            self.metrics.ended(streams)
+            for stream in streams:
+                stream.close()
+            self.active -= len(prompts)
+            self.finished += len(prompts)
+            self._recent = [*self._recent[-63:], asyncio.get_running_loop().time() - begin]
+
     def complete(self, job: Job, opened: OpenRequest, whole: str) -> None:
         """The message of a request made by `open` is complete: it is answered now."""
         opened.finish(whole)
@@ -367,7 +421,7 @@ class Service:
         by those that run at the same time."""
         if not self._recent:
             return 1.0
-        seats = self.engine.core.config.max_num_seqs
+        seats = self.loaded.either.core.config.max_num_seqs
         return sum(self._recent) / len(self._recent) * max(1.0, self.active / seats) / seats + 1
 
 

@@ -48,7 +48,7 @@ class _Connection:
         service = self._service
         try:
             model = service.check_model(self._socket.query_params.get("model"))
-            _ = service.loaded
+            _ = service.engine
             if service.phase is Phase.DRAINING:
                 raise unavailable("the server is shutting down; ask another one", "draining", 5)
         except (ApiError, TrimaranError) as error:
