@@ -239,6 +239,7 @@ class Service:
         Raises:
             TemplateError: the model has no template, or it refused the messages.
         """
+        _ = self.engine  # an encoder answers nobody
         template = self.loaded.template
         if template is None:
             raise TemplateError(
