@@ -417,6 +417,7 @@ def test_keys_and_foreign_pages(limited: HttpServer) -> None:
             assert refused.value.response.status_code == 403
 
     run(test)
+    assert limited.log.count("WEBSOCKET /v1/realtime ended") == 3
 
 
 def test_a_session_is_limited_in_time_size_and_number(limited: HttpServer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from trimaran.core.errors import TrimaranError
 from trimaran.serve.errors import ApiError, unavailable
+from trimaran.serve.middleware import access
 from trimaran.serve.realtime import RealtimeSession
 from trimaran.serve.service import Phase, Service
 from trimaran.serve.sse import told
@@ -56,6 +58,7 @@ class _Connection:
             await self._socket.close(REFUSED, told(error).message[:100])
             return
         session = RealtimeSession(service, model, self._send)
+        begin = time.perf_counter()
         service.on_drain.add(self._look.set)
         try:
             await session.begin()
@@ -65,6 +68,15 @@ class _Connection:
         finally:
             service.on_drain.discard(self._look.set)
             await session.close()
+            if service.config.access_log:
+                self._log(session.id, time.perf_counter() - begin)
+
+    def _log(self, name: str, seconds: float) -> None:
+        path = str(self._socket.scope["raw_path"], "ascii", "backslashreplace")
+        about = {"request_id": name, "method": "WEBSOCKET", "path": path, "status": 101}
+        client = self._socket.client.host if self._socket.client else ""
+        more = {"seconds": round(seconds, 6), "client": client}
+        access.info("%s %s %s", "WEBSOCKET", path, "ended", extra=about | more)
 
     async def _events(self, session: RealtimeSession) -> None:
         seconds = self._service.config.session_timeout
