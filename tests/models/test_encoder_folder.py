@@ -11,6 +11,7 @@ import pytest
 
 from trimaran.core.errors import CheckpointError, UnsupportedModelError
 from trimaran.models.encoder_folder import is_encoder, load_encoder
+from trimaran.models.load import load_checkpoint
 
 
 @pytest.fixture
@@ -101,3 +102,5 @@ def test_which_folders_are_encoders(folder: Path, smollm2_path: Path, tmp_path: 
     assert is_encoder(folder)
     assert not is_encoder(smollm2_path)
     assert not is_encoder(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="is an encoder"):
+        load_checkpoint(folder)

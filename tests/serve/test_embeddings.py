@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
 from support.http_server import HttpServer, serving
 
@@ -20,7 +21,7 @@ CAT, WEATHER, SUN = "A cat sits on the mat.", "It is sunny outside.", "The weath
 
 @pytest.fixture(scope="module")
 def encoder(minilm_path: Path) -> Iterator[HttpServer]:
-    with serving("--model", str(minilm_path), "--max-queue", "64") as server:
+    with serving("--model", str(minilm_path), "--max-queue", "8") as server:
         yield server
 
 
@@ -86,7 +87,7 @@ def test_bad_requests_are_refused_by_name(encoder: HttpServer, client: OpenAI) -
         ({"input": "x", "truncate_prompt_tokens": 2}, "invalid_value", "truncate_prompt_tokens"),
         ({"input": [99_999_999]}, "invalid_request", None),
         ({"input": "x", "temperature": 0}, "unknown_parameter", "temperature"),
-        ({"input": ["x"] * 129}, "invalid_value", "n"),
+        ({"input": ["x"] * 2049}, "invalid_value", "input"),
     ]:
         answer = post(encoder, **body)
         if code is None:  # an empty text still has the tokens around it
@@ -97,7 +98,30 @@ def test_bad_requests_are_refused_by_name(encoder: HttpServer, client: OpenAI) -
         assert (error["param"] or "").split(".")[0] == (param or ""), (body, error)
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="other", input="x")
-    assert post(encoder, input=["x"] * 65).status_code == 429
+
+
+def test_a_full_server_says_when_to_come_again(encoder: HttpServer) -> None:
+    texts = ["word " * 100] * 6
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda _: post(encoder, input=texts), range(24)))
+    refused = [answer for answer in answers if answer.status_code == 429]
+    served = [answer for answer in answers if answer.status_code == 200]
+    assert refused
+    assert served
+    assert len(refused) + len(served) == 24
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert post(encoder, input=["x"] * 300).status_code == 200
+
+
+def test_langchains_class(encoder: HttpServer) -> None:
+    found = OpenAIEmbeddings(
+        model="all-minilm-l6-v2",
+        base_url=f"{encoder.url}/v1",
+        api_key="none",  # type: ignore[arg-type]
+        check_embedding_ctx_length=False,
+    ).embed_documents([CAT, SUN])
+    own = [each["embedding"] for each in post(encoder, input=[CAT, SUN]).json()["data"]]
+    np.testing.assert_allclose(found, own, atol=1e-7)
 
 
 def test_an_encoder_generates_nothing_and_says_so(encoder: HttpServer, client: OpenAI) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import websockets
 from openai import AsyncOpenAI
-from support.http_server import HttpServer, serving
+from support.http_server import HttpServer, open_files, serving
 
 Event = dict[str, Any]
 SYSTEM = "You answer questions."
@@ -489,3 +489,23 @@ def test_a_drained_server_ends_the_answer_and_then_the_session(smollm2_path: Pat
                 assert await stopping == 0
 
         run(test)
+
+
+def test_a_client_that_takes_nothing_is_let_go(smollm2_path: Path) -> None:
+    with serving(*SMALL, "--write-timeout", "1") as server:
+        files = open_files(server)
+
+        async def test() -> None:
+            async with session(server, max_queue=1, close_timeout=1) as client:
+                content = [{"type": "input_text", "text": "x" * 900_000}]
+                item = {"type": "message", "role": "user", "id": "large", "content": content}
+                await client.send("conversation.item.create", item=item)
+                await client.until("conversation.item.done")
+                await client.send("input_text_buffer.append", text="Hello")
+                for _ in range(40):
+                    await client.send("conversation.item.retrieve", item_id="large")
+                while open_files(server) > files:  # the server ends it, whatever we do
+                    await asyncio.sleep(0.1)
+
+        run(test)
+        wait_until_idle(server)

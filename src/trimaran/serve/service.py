@@ -372,7 +372,8 @@ class Service:
     def encode_texts(
         self, prompts: Sequence[list[int]], request_id: str, *, priority: int = 0
     ) -> Iterator[list[EncoderStream]]:
-        """Hands texts to the encoder; leaving the context aborts what hasn't ended.
+        """Hands texts to the encoder; leaving the context aborts what hasn't ended. However
+        many they are, they are one request of those that the server takes.
 
         Raises:
             ApiError: as `admit`.
@@ -380,10 +381,10 @@ class Service:
         """
         encoder = self.loaded.encoder
         assert encoder is not None
-        self.admit(len(prompts), 1)
+        self.admit(1, 1)
         begin = asyncio.get_running_loop().time()
         streams: list[EncoderStream] = []
-        self.active += len(prompts)
+        self.active += 1
         try:
             for prompt in prompts:
                 streams.append(encoder.start(prompt, request_id, priority))
@@ -392,8 +393,8 @@ class Service:
             self.metrics.ended(streams)
             for stream in streams:
                 stream.close()
-            self.active -= len(prompts)
-            self.finished += len(prompts)
+            self.active -= 1
+            self.finished += 1
             self._recent = [*self._recent[-63:], asyncio.get_running_loop().time() - begin]
 
     def complete(self, job: Job, opened: OpenRequest, whole: str) -> None:

@@ -30,7 +30,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     model = service.check_model(body.model)
     encoder = _encoder(service, body)
     texts = prompts_of(body.input)
-    service.admit(len(texts), 1)
+    service.admit(1, 1)
     prompts = await service.encode_all(texts, add_special_tokens=body.add_special_tokens)
     longest = _longest(body, encoder)
     if longest is not None:
