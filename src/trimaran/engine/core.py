@@ -90,6 +90,7 @@ class EngineCore:
         self._computing = False
         self._observed: tuple[ScheduledStep, float] | None = None  # the cost model hasn't yet
         self.doing: Doing | None = None
+        self.on_step: Callable[[ScheduledStep], None] | None = None  # told before it is run
         self.progress = 0  # changes when a step has brought some request further
         self.admission = Admission(config.max_waiting, config.max_num_seqs)
         self._arrivals = itertools.count()
@@ -329,6 +330,8 @@ class EngineCore:
             self.doing = None
             return []
         self.metrics.schedule_seconds.observe(self.clock.now() - begin)
+        if self.on_step is not None:
+            self.on_step(step)
         events = self._run(step, aside, meanwhile)
         self.doing = None
         return events
