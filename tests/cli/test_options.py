@@ -27,7 +27,7 @@ EVERY_FLAG = """
     --kv-host-bytes 0 --kv-disk-path none --kv-disk-bytes 5MiB --kv-events none
     --max-num-seqs 5 --max-num-batched-tokens 77 --no-prefix-cache
     --index hash --order fcfs --chunking fixed --chunk-size 512
-    --capacity max-utilization --engine-seed 11
+    --capacity max-utilization --max-waiting 9 --step-timeout 2.5 --engine-seed 11
     --n 2 --temperature 0.5 --top-k 7 --top-p 0.9 --min-p 0.1
     --repetition-penalty 1.5 --presence-penalty -0.5 --frequency-penalty 0.25
     --logit-bias 5=-1.5 --logit-bias 6=2 --seed 4 --logprobs 1 --prompt-logprobs 0
@@ -80,6 +80,8 @@ def test_every_flag_reaches_its_field() -> None:
         max_num_batched_tokens=77,
         prefix_cache=False,
         chunk_size=512,
+        max_waiting=9,
+        step_timeout=2.5,
         seed=11,
     )
     assert SamplingParams.from_mapping(sampling) == SamplingParams(

@@ -14,7 +14,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from trimaran.cache.prefix_index import PrefixIndex
+
+FREE, CACHED, HELD, SHARED = range(4)
 
 
 class BlockPool:
@@ -100,6 +105,15 @@ class BlockPool:
     def clear_index(self) -> None:
         """Forgets every stored prefix; cached blocks become free, held ones stay held."""
         self._free.extend(self._index.clear())
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """uint8 [num_blocks]: FREE, CACHED, HELD by one table, or SHARED by several. O(n)."""
+        references = np.array(self._references, np.int64)
+        states = np.full(self.num_blocks, CACHED, np.uint8)
+        states[references == 1] = HELD
+        states[references > 1] = SHARED
+        states[self._free] = FREE
+        return states
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Raises `AssertionError` unless `tables` are just the references counted here and

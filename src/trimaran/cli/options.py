@@ -22,7 +22,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "preset": tuple(PRESETS),
     "backend": config.BACKENDS,
     "weights": config.WEIGHTS,
-    "kv": config.KV_FORMATS,
+    "kv": config.KV_CHOICES,
     "isa": config.ISAS,
     "block_size": config.BLOCK_SIZES,
     "index": config.INDICES,
@@ -119,6 +119,8 @@ def _kind(cls: type, name: str, hint: object, default: object) -> dict[str, Any]
         return {"metavar": "N", "type": _whole} if number else {"metavar": "NAME"}
     if hint is float:
         return {"metavar": "X", "type": _number}
+    if float in get_args(hint):
+        return {"metavar": "X", "type": _or_none(_number)}
     if name in _TEXTS:
         return {"metavar": _TEXTS[name], "type": _text_or_none}
     read = size if name.endswith("_bytes") else _whole
@@ -187,7 +189,7 @@ def _number(text: str) -> float:
     return float(_read(text, float, "a number"))
 
 
-def _or_none(read: Callable[[str], int]) -> Callable[[str], int | None]:
+def _or_none(read: Callable[[str], float]) -> Callable[[str], float | None]:
     return lambda text: None if text == "none" else read(text)
 
 

@@ -16,6 +16,7 @@ _Config = TypeVar("_Config")
 BACKENDS = ("auto", "native", "reference")
 WEIGHTS = ("as-is", "bf16", "int8", "int4")
 KV_FORMATS = ("bf16", "int8")
+KV_CHOICES = ("auto", *KV_FORMATS)
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 BLOCK_SIZES = (4, 8, 16, 32)
 INDICES = ("hash", "radix")
@@ -50,8 +51,9 @@ class EngineConfig:
         weights: how linear weights are held: "as-is" (the file's own precision), "bf16",
             "int8" or "int4" (rounded to nearest, a scale and a minimum per 32 inputs; of
             int4, embeddings and output head are held in int8).
-        kv: how keys and values are held: "bf16", or "int8" (a scale for each token and KV
-            head), which takes about half the memory.
+        kv: how keys and values are held: "bf16", "int8" (a scale for each token and KV
+            head), which takes about half the memory, or "auto": what a build says, else
+            bf16.
         isa: instruction set of the native kernels; "auto" takes the best the CPU has.
         build_cache: use the cached build of a model, and keep one where packing its weights
             took longer than 0.25 seconds.
@@ -90,13 +92,17 @@ class EngineConfig:
             as the step has.
         capacity: who may hold blocks: "max-utilization" (who fits now; preempt and recompute
             when blocks run out) or "no-evict" (whose longest output is sure to fit).
+        max_waiting: requests that may wait for one of the max_num_seqs seats; one more is
+            refused as busy, with a hint when to try again. None is no limit.
+        step_timeout: seconds after which a step that hasn't returned fails its requests, and
+            a scheduler that gets nowhere those that it doesn't serve; None waits for ever.
         seed: from which requests without a seed of their own draw theirs.
     """
 
     preset: str | None = None
     backend: str = "auto"
     weights: str = "as-is"
-    kv: str = "bf16"
+    kv: str = "auto"
     isa: str = "auto"
     build_cache: bool = True
     threads: int = 0
@@ -116,12 +122,14 @@ class EngineConfig:
     chunking: str = "fixed"
     chunk_size: int | None = None
     capacity: str = "max-utilization"
+    max_waiting: int | None = None
+    step_timeout: float | None = 300.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         _one_of("backend", self.backend, BACKENDS)
         _one_of("weights", self.weights, WEIGHTS)
-        _one_of("kv", self.kv, KV_FORMATS)
+        _one_of("kv", self.kv, KV_CHOICES)
         _one_of("isa", self.isa, ISAS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("index", self.index, INDICES)
@@ -139,6 +147,9 @@ class EngineConfig:
             _in_range("max_model_len", self.max_model_len, 1, 1 << 24)
         if self.chunk_size is not None:
             _in_range("chunk_size", self.chunk_size, 1, 1 << 20)
+        if self.max_waiting is not None:
+            _in_range("max_waiting", self.max_waiting, 0, 1 << 30)
+        _check_seconds("step_timeout", self.step_timeout)
         if self.kv_cache_bytes is not None:
             _in_range("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 50)
         _in_range("kv_host_bytes", self.kv_host_bytes, 0, 1 << 50)
@@ -152,6 +163,14 @@ class EngineConfig:
                 f"kv_memory_fraction is {self.kv_memory_fraction}; give more than 0, at most 0.95"
             )
         check_compatible(self)
+
+    def kv_format(self, of_build: str | None = None) -> str:
+        """One of `KV_FORMATS`: what "auto" means.
+
+        Args:
+            of_build: that of the build that is started, if it has one.
+        """
+        return of_build or "bf16" if self.kv == "auto" else self.kv
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -183,3 +202,10 @@ def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 def _in_range(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} is {value!r}; give a whole number from {low} to {high}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.01 <= value <= 1e6:
+        raise ConfigError(f"{name} is {value!r}; give 0.01 to 1000000 seconds, or None")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,14 +15,17 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32, SamplingBatch
 from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
+from trimaran.engine.admission import Admission
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
 from trimaran.engine.generation import Generation, LiveRequest, take_token
 from trimaran.engine.metrics import EngineMetrics
 from trimaran.engine.sampling import Pick, choose, sampling_batch, score_picks
 from trimaran.engine.side_thread import Job, SideThread
+from trimaran.engine.step_log import StepLog, StepRecord
 from trimaran.models.config import ModelConfig
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.schedule.scheduler import ScheduledStep, Scheduler
@@ -41,6 +44,14 @@ class Prepared:
     picks: list[Pick]
     batch: SamplingBatch
     forks: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Doing:
+    """What the engine is at: "scheduling", or "computing" or "sampling" a step."""
+
+    what: str
+    step: ScheduledStep | None = None
 
 
 class EngineCore:
@@ -71,11 +82,16 @@ class EngineCore:
         self.stalled = False
         self.wake: Callable[[], None] = lambda: None
         self.metrics = EngineMetrics()
+        self.steps = StepLog()
         self._live: dict[str, LiveRequest] = {}
         self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
         self._generations: dict[Sequence, Generation] = {}
         self._stopped: list[Generation] = []  # by their text; the scheduler doesn't know yet
         self._computing = False
+        self._observed: tuple[ScheduledStep, float] | None = None  # the cost model hasn't yet
+        self.doing: Doing | None = None
+        self.progress = 0  # changes when a step has brought some request further
+        self.admission = Admission(config.max_waiting, config.max_num_seqs)
         self._arrivals = itertools.count()
 
     # ------------------------------------------------------------------ requests
@@ -91,6 +107,12 @@ class EngineCore:
         params = request.params
         if complete and not request.prompt:
             raise RequestError("the prompt has no tokens; give at least one")
+        if not isinstance(request.cache_salt, str):
+            raise RequestError(f"cache_salt is {request.cache_salt!r}; give a text")
+        if not isinstance(request.retention, Retention | None):
+            raise RequestError(
+                f"retention is {request.retention!r}; give Retention(priority, seconds)"
+            )
         if request.adapter:
             raise RequestError(
                 f"the request wants adapter '{request.adapter}', and this engine has none; leave"
@@ -165,6 +187,11 @@ class EngineCore:
             RequestError: it could never be served.
         """
         self.check(request, complete=False)
+        if self.config.chunking == "static":
+            raise RequestError(
+                "chunking is 'static', whose batches would wait for a prompt that still arrives;"
+                " send the prompt at once, or use another chunking"
+            )
         live = self._start(request)
         sequence = live.generations[0].sequence
         sequence.open = True
@@ -202,11 +229,11 @@ class EngineCore:
         if not (sequence.tokens or live.held or ids):
             why = "the prompt has no tokens; give at least one"
             return self._end(live, FinishReason.ERROR, why)
+        del self._open[request_id]
+        sequence.open = False
         events = self._grow(live, live.held + ids)
         if events:
             return events
-        del self._open[request_id]
-        sequence.open = False
         live.complete(self.max_model_len)
         live.metrics.prompt_complete = self.clock.now()
         return []
@@ -228,6 +255,28 @@ class EngineCore:
         live = self._live.get(request_id)
         return [] if live is None else self._end(live, FinishReason.ABORT)
 
+    def fail(self, lives: Iterable[LiveRequest], why: str) -> list[Event]:
+        """Ends those of the requests that have not ended, as failed."""
+        return [
+            event
+            for live in lives
+            if live.request.id in self._live
+            for event in self._end(live, FinishReason.ERROR, why)
+        ]
+
+    def stuck(self) -> list[LiveRequest]:
+        """Those that wait for a step, and not for more of their prompts."""
+        return [
+            live
+            for live in tuple(self._live.values())
+            if live.request.id not in self._open or not live.generations[0].sequence.idle
+        ]
+
+    def requests_of(self, step: ScheduledStep) -> list[LiveRequest]:
+        """Those in a step that have not ended."""
+        found = (self._generations.get(sequence) for sequence in step.chosen.sequences)
+        return list(dict.fromkeys(generation.live for generation in found if generation))
+
     def is_live(self, request_id: str) -> bool:
         """Whether the request was taken in and has not ended."""
         return request_id in self._live
@@ -237,7 +286,7 @@ class EngineCore:
         """Whether a request waits for anything but more of its prompt."""
         if len(self._live) > len(self._open):
             return True
-        return any(not live.generations[0].sequence.idle for live in self._open.values())
+        return any(not live.generations[0].sequence.idle for live in tuple(self._open.values()))
 
     # ------------------------------------------------------------------ a step
 
@@ -261,6 +310,7 @@ class EngineCore:
             What happened, for `assemble`.
         """
         begin = self.clock.now()
+        self.doing = Doing("scheduling")
         try:
             step = self.scheduler.schedule()
         except CapacityError as error:  # one sequence has outgrown the cache
@@ -268,6 +318,7 @@ class EngineCore:
                 raise
             if meanwhile is not None:
                 meanwhile()  # in which it may turn out to have ended
+            self.doing = None
             live = self._live.get(error.request_id)
             return [] if live is None else self._end(live, FinishReason.ERROR, str(error))
         self.stalled = step is None
@@ -275,9 +326,12 @@ class EngineCore:
             if meanwhile is not None:
                 meanwhile()
             self.metrics.idle()
+            self.doing = None
             return []
         self.metrics.schedule_seconds.observe(self.clock.now() - begin)
-        return self._run(step, aside, meanwhile)
+        events = self._run(step, aside, meanwhile)
+        self.doing = None
+        return events
 
     def _run(
         self, step: ScheduledStep, aside: SideThread | None, meanwhile: Job | None
@@ -285,6 +339,9 @@ class EngineCore:
         prepared: list[Prepared] = []
 
         def job() -> None:
+            if self._observed is not None:
+                self.scheduler.observe(*self._observed)
+                self._observed = None
             prepared.append(self._prepare(step))
             if meanwhile is not None:
                 meanwhile()
@@ -292,20 +349,25 @@ class EngineCore:
         failure: Exception | None = None
         logits: Float32 | None = None
         self._computing = True
+        self.doing = Doing("computing", step)
         if aside is None:
             job()
         else:
             aside.start(job)
-        self.metrics.forward_begins(self.clock.now())
+        begin = self.clock.now()
+        self.metrics.forward_begins(begin)
         try:
             logits = _checked(self.backend.run(step.plan), step.plan)
         except Exception as error:  # whatever it was, only this step's requests pay
             failure = error
         finally:
-            self.metrics.forward_ended(self.clock.now())
+            end = self.clock.now()
+            self.metrics.forward_ended(end)
+            self._log(step, begin, end)
             if aside is not None:
                 aside.join()
             self._computing = False
+        self.doing = Doing("sampling", step)
         ended = self._take_out_stopped()
         if logits is None:
             return self._fail_step(step, f"the step failed: {failure}")
@@ -314,7 +376,38 @@ class EngineCore:
         ready = prepared[0]
         if ended or events or ready.forks:
             ready = self._changed(ready)
-        return events + self._sample(step, logits, ready)
+        self._note_progress(step, ready)
+        events += self._sample(step, logits, ready)
+        self._observed = (step, self.clock.now() - step.time)
+        return events
+
+    def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
+        scheduler = self.scheduler
+        pool = scheduler.kv.pool
+        self.steps.add(
+            StepRecord(
+                self.metrics.steps,
+                begin,
+                end - begin,
+                step.prefill_tokens,
+                step.decode_tokens,
+                scheduler.num_running,
+                scheduler.num_waiting,
+                pool.num_held,
+                pool.num_cached,
+            )
+        )
+
+    def _note_progress(self, step: ScheduledStep, ready: Prepared) -> None:
+        """Recomputing what was computed before and then lost is none."""
+        further = bool(ready.picks)
+        if not further:
+            for sequence in step.chosen.sequences:
+                generation = self._generations.get(sequence)
+                if generation is not None and sequence.computed > generation.furthest:
+                    generation.furthest = sequence.computed
+                    further = True
+        self.progress += further
 
     def _prepare(self, step: ScheduledStep) -> Prepared:
         """What sampling needs and the logits have no part in."""
@@ -440,6 +533,8 @@ class EngineCore:
         one is inside the back end. Events must come in order, each once."""
         assembled = assemble(events, self.tokenizer)
         self._stopped += assembled.stopped
+        for live in assembled.answered:
+            live.metrics.cost = self.metrics.objective.add(live.request.slo, live.metrics)
         if not self._computing:
             self._take_out_stopped()
         return assembled.deltas
@@ -462,8 +557,8 @@ class EngineCore:
 
     def _fail_step(self, step: ScheduledStep, why: str) -> list[Event]:
         events: list[Event] = []
-        for scheduled in step.entries:
-            live = self._live.get(scheduled.sequence.request.id)
+        for sequence in self.scheduler.lost_with(step):
+            live = self._live.get(sequence.request.id)
             if live is not None:
                 events += self._end(live, FinishReason.ERROR, why)
         return events
@@ -481,6 +576,7 @@ class EngineCore:
     def _forget(self, live: LiveRequest, now: float) -> None:
         if live.metrics.finished is None:
             live.metrics.finished = now
+        self.admission.ended(now)
         self._live.pop(live.request.id, None)
         self._open.pop(live.request.id, None)
         for generation in live.generations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from trimaran.compute import native
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
 from trimaran.core.config import EngineConfig
-from trimaran.core.errors import BackendError, BuildError, TrimaranError
+from trimaran.core.errors import BackendError, BuildError, ConfigError, TrimaranError
 from trimaran.engine.builds import BuildStore, LoadedBuild, load_build, save_build
 from trimaran.engine.core import EngineCore
 from trimaran.engine.memory import available_bytes, plan_cache
@@ -120,7 +120,7 @@ def load_model(path: Path, config: EngineConfig, phase_done: Callable[[str], Non
     found = store.load(path, config.weights, isa, config.threads)
     if found is not None:
         phase_done("read cached build")
-        return _start_build(found, config, phase_done)
+        return _start_build(found, config, config.kv_format(), phase_done)
     seen = identity(path)
     loaded, checkpoint, seconds = _load_checkpoint(path, config, phase_done)
     if rebuild or seconds > SLOW_SECONDS:
@@ -167,20 +167,20 @@ def _load_build(path: Path, config: EngineConfig, phase_done: Callable[[str], No
             f"{path} is built for the native kernels; give the model that it was built from, or"
             " another backend"
         )
-    loaded = load_build(path, config.weights, config.isa, config.threads)
+    loaded = load_build(path, config.weights, config.isa, config.kv, config.threads)
     phase_done("read build")
-    return _start_build(loaded, config, phase_done)
+    return _start_build(loaded, config, config.kv_format(loaded.built.kv), phase_done)
 
 
 def _start_build(
-    build: LoadedBuild, config: EngineConfig, phase_done: Callable[[str], None]
+    build: LoadedBuild, config: EngineConfig, kv: str, phase_done: Callable[[str], None]
 ) -> LoadedModel:
     from trimaran.compute.native.backend import NativeBackend
 
     built = build.built
     backend = NativeBackend(
         built,
-        kv=config.kv,
+        kv=kv,
         threads=config.threads,
         max_rows=config.step_rows(built.config.context_length),
     )
@@ -199,13 +199,19 @@ def build_model(
     """Builds a model for later starts; (folder of the build, what is in it).
 
     Args:
-        config: of which `weights`, `isa` and `threads` count.
+        config: of which `weights`, `kv`, `isa` and `threads` count; `kv` is only for a
+            folder, whose starts take it.
         output: a new folder, or that of an older build; None is the cache, where every later
             start of the model with the same options finds it.
 
     Raises:
         TrimaranError: of the class that names the trouble.
     """
+    if output is None and config.kv != "auto":
+        raise ConfigError(
+            f"kv is '{config.kv}', but a build in the cache serves starts with any kv; leave the"
+            " option to them, or give a folder for the build"
+        )
     phases = phases or Phases()
     path = resolve(model, progress=progress)
     phases.done("find model")
@@ -223,6 +229,8 @@ def build_model(
     checkpoint.chat_template()
     phases.done("check tokenizer")
     built = build(checkpoint.model, config.weights, config.isa, config.threads)
+    if config.kv != "auto":
+        built = replace(built, kv=config.kv)
     phases.done("pack weights")
     if output is None:
         place = BuildStore().save(path, built, checkpoint, seen)
@@ -262,7 +270,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
         return NativeBackend(
             model,
             weights=config.weights,
-            kv=config.kv,
+            kv=config.kv_format(),
             isa=config.isa,
             threads=config.threads,
             max_rows=config.step_rows(model.config.context_length),
@@ -273,7 +281,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
             " slower",
             native.unavailable_reason(),
         )
-    for option, default in (("isa", "auto"), ("weights", "as-is"), ("kv", "bf16")):
+    for option, default in (("isa", "auto"), ("weights", "as-is"), ("kv", "auto")):
         if getattr(config, option) != default:
             raise BackendError(
                 f"{option} is '{getattr(config, option)}', which the reference back end doesn't"

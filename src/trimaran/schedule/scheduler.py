@@ -11,8 +11,10 @@ that gives its blocks back and waits again.
 
 Nobody starves. With a budget below the number of running sequences the next step begins
 with the first one that got nothing, so of R running sequences each is served at least once
-in any R consecutive steps (ceil(R / budget) where all decode). The first admitted is never
-preempted for another, so it ends; under first come, first served the next one is then first.
+in any R consecutive steps (ceil(R / budget) where all decode). Where the chunking puts prompts
+first, whoever was passed over for them goes first in the next step, so that is 2·R. The first
+admitted is never preempted for another, so it ends; how long those that wait may be overtaken,
+each order states.
 
 A sequence whose prompt still arrives is open: what is known of it is computed like anything
 else. With nothing to compute it keeps its seat and its blocks only until somebody needs them:
@@ -216,6 +218,17 @@ class Scheduler:
         for place in full.nonzero()[0].tolist():
             self.kv.commit(sequences[place], computed[place])
         self._start_loads()
+
+    def lost_with(self, step: ScheduledStep) -> list[Sequence]:
+        """Who can't go on when `step` has failed: those in it, and of others that run those
+        into whose blocks it was to copy."""
+        lost = dict.fromkeys(entry.sequence for entry in step.entries)
+        copied = set(step.plan.copies[:, 1].tolist())
+        if copied:
+            for sequence in self._running.sequences:
+                if not copied.isdisjoint(self.kv.block_table(sequence)):
+                    lost[sequence] = None
+        return list(lost)
 
     def sampled(self, step: ScheduledStep, tokens: list[int]) -> None:
         """May be called once `step` is committed, before the tokens that were sampled for
