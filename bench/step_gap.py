@@ -108,9 +108,8 @@ def main() -> None:
         print(json.dumps(measure(*json.loads(args.task))))
         return
     sources = [HERE, "serial", *args.against]
-    print(
-        f"{'running':>7} {'gap p50':>9} {'gap p99':>9} {'gap CPU':>9} {'forward':>9} {'tokens/s':>9}  source"
-    )
+    columns = ("gap p50", "gap p99", "gap CPU", "forward", "tokens/s")
+    print(f"{'running':>7}", *(f"{name:>9}" for name in columns), " source")
     for running in args.running:
         found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
         for pair in range(args.pairs):
