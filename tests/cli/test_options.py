@@ -24,6 +24,7 @@ EVERY_FLAG = """
     --preset vllm --backend native --weights int8 --kv int8 --isa avx2 --no-build-cache
     --threads 3 --max-model-len 99
     --block-size 8 --kv-cache-bytes 3MiB --kv-memory-fraction 0.25
+    --kv-host-bytes 0 --kv-disk-path none --kv-disk-bytes 5MiB --kv-events none
     --max-num-seqs 5 --max-num-batched-tokens 77 --no-prefix-cache
     --index hash --order fcfs --chunking fixed --chunk-size 512
     --capacity max-utilization --max-waiting 9 --step-timeout 2.5 --engine-seed 11
@@ -74,6 +75,7 @@ def test_every_flag_reaches_its_field() -> None:
         block_size=8,
         kv_cache_bytes=3 << 20,
         kv_memory_fraction=0.25,
+        kv_disk_bytes=5 << 20,
         max_num_seqs=5,
         max_num_batched_tokens=77,
         prefix_cache=False,
@@ -103,6 +105,15 @@ def test_every_flag_reaches_its_field() -> None:
         include_stop_str_in_output=True,
         skip_special_tokens=False,
     )
+
+
+def test_texts_reach_their_fields() -> None:
+    words = ["--kv-disk-path", "/a b", "--kv-events", "tcp://*:1,topic=x", "--kv-host-bytes", "1G"]
+    assert engine_options(parse(*words)) == {
+        "kv_disk_path": "/a b",
+        "kv_events": "tcp://*:1,topic=x",
+        "kv_host_bytes": 1 << 30,
+    }
 
 
 def test_none_lifts_a_limit() -> None:

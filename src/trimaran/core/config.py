@@ -158,12 +158,6 @@ class EngineConfig:
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text):
                 raise ConfigError(f"{name} is {text!r}; give a text that isn't empty, or None")
-        for name in ("kv_host_bytes", "kv_disk_path", "kv_events"):
-            if getattr(self, name) and not self.prefix_cache:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}, but prefix_cache is off, so no block has a"
-                    f" name; leave {name} out, or prefix_cache on"
-                )
         if not 0.0 < self.kv_memory_fraction <= 0.95:
             raise ConfigError(
                 f"kv_memory_fraction is {self.kv_memory_fraction}; give more than 0, at most 0.95"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -265,17 +264,12 @@ class AsyncEngine:
 
     async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
         """What `question` finds between two steps; it runs on the engine's thread, so it must
-        be quick."""
-        answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        be quick.
 
-        def run(core: EngineCore) -> None:
-            try:
-                answer.set_result(question(core))
-            except Exception as error:
-                answer.set_exception(error)
-
-        self._thread.call(run)
-        return await asyncio.wrap_future(answer)
+        Raises:
+            EngineClosedError: the engine has ended.
+        """
+        return await asyncio.wrap_future(self._thread.ask(question))
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes that no request holds."""

@@ -12,13 +12,14 @@ from typing import Any
 
 from trimaran.cache.inspection import CacheReport
 from trimaran.core.config import EngineConfig
-from trimaran.core.errors import BusyError, ParameterError, RequestFailedError, TemplateError
+from trimaran.core.errors import BusyError, ParameterError, TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.slo import STANDARD, SloClass, slo_class
-from trimaran.engine.collector import OutputCollector, sequences_left
+from trimaran.engine.collector import OutputCollector
+from trimaran.engine.delta_stream import DeltaStream
 from trimaran.engine.factory import Phases, load_engine
 from trimaran.engine.health import EngineHealth
 from trimaran.engine.objective import Objective
@@ -177,6 +178,20 @@ class LLM:
         params = sampling_params or SamplingParams()
         return self._stream(self._request(ids, params, priority=priority, slo=slo))
 
+    def start(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        slo: Slo = STANDARD,
+    ) -> DeltaStream:
+        """Hands a prompt in at once, for deltas that are read later; `stream` hands it in when
+        its first delta is asked for."""
+        ids = prompt_ids(prompt, self.tokenizer)
+        params = sampling_params or SamplingParams()
+        return DeltaStream(self._thread, self._request(ids, params, priority=priority, slo=slo))
+
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[SequenceDelta]:
@@ -294,19 +309,11 @@ class LLM:
         return self._follow(request)
 
     def _follow(self, request: Request) -> Iterator[SequenceDelta]:
-        inbox: queue.SimpleQueue[list[SequenceDelta]] = queue.SimpleQueue()
-        self._thread.submit(request, inbox.put)
-        unfinished = request.params.n
+        deltas = DeltaStream(self._thread, request)
         try:
-            while unfinished:
-                for delta in inbox.get():
-                    unfinished = sequences_left(unfinished, delta)
-                    if delta.error is not None:
-                        raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
-                    yield delta
+            yield from deltas
         finally:
-            if unfinished:
-                self._thread.abort(request.id)
+            deltas.close()
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

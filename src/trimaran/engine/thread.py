@@ -122,6 +122,8 @@ class EngineThread:
         answer: Future[T] = Future()
 
         def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(function(self.core))
             except Exception as error:  # the asker's, not the engine's
