@@ -6,6 +6,8 @@ so that a row's bits never change with its company. That costs speed, and is the
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -38,12 +40,17 @@ class PagedKV:
         self.keys[layer, blocks, offsets] = keys
         self.values[layer, blocks, offsets] = values
 
-    def read(self, layer: int, table: npt.NDArray[np.int32], length: int) -> tuple[Array, Array]:
-        """The first `length` positions through a block table: each [kv_heads, length, head_dim]."""
-        blocks = table[: -(-length // self.block_size)]
+    def read(
+        self, layer: int, table: npt.NDArray[np.int32], start: int, length: int
+    ) -> tuple[Array, Array]:
+        """Positions start .. length through a block table: each [kv_heads, length - start,
+        head_dim]. Blocks that end before `start` are not touched."""
+        first = start // self.block_size
+        blocks = table[first : -(-length // self.block_size)]
+        own = slice(start - first * self.block_size, length - first * self.block_size)
         flat = (-1, *self.keys.shape[-2:])
-        keys = self.keys[layer, blocks].reshape(flat)[:length]
-        values = self.values[layer, blocks].reshape(flat)[:length]
+        keys = self.keys[layer, blocks].reshape(flat)[own]
+        values = self.values[layer, blocks].reshape(flat)[own]
         return (
             np.ascontiguousarray(keys.swapaxes(0, 1)),
             np.ascontiguousarray(values.swapaxes(0, 1)),
@@ -64,9 +71,9 @@ class ReferenceOps:
             self._values[weight.name] = np.ascontiguousarray(weight.values(), np.float32)
         return self._values[weight.name]
 
-    def embed(self, tokens: Array, weight: Weight) -> Array:
+    def embed(self, tokens: Array, weight: Weight, scale: float = 1.0) -> Array:
         rows: Array = self._of(weight)[tokens]
-        return rows
+        return rows if scale == 1.0 else rows * np.float32(scale)
 
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
         # One matrix-vector product a row: a matrix-matrix product may sum a row in another
@@ -77,11 +84,12 @@ class ReferenceOps:
             np.matmul(matrix, row, out=out)
         return y if bias is None else y + self._of(bias)
 
-    def rms_norm(self, x: Array, weight: Weight, eps: float) -> Array:
-        mean: Array = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+    def rms_norm(self, x: Array, weight: Weight, eps: float, heads: int = 1) -> Array:
+        parts = x.reshape(len(x) * heads, -1)
+        mean: Array = np.mean(parts * parts, axis=-1, keepdims=True, dtype=np.float32)
         root: Array = np.sqrt(mean + np.float32(eps))
-        y: Array = x / root * self._of(weight)
-        return y
+        y: Array = parts / root * self._of(weight)
+        return y.reshape(x.shape)
 
     def rope(self, x: Array, positions: Array, heads: int, spec: RopeSpec) -> Array:
         angles = np.asarray(positions, np.float64)[:, None] * spec.frequencies()
@@ -100,18 +108,29 @@ class ReferenceOps:
         queries = q.reshape(len(q), spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
         out = np.empty_like(queries)
         for s, table in enumerate(plan.block_tables):
-            keys, values = self._cache.read(spec.layer, table, int(plan.contexts[s]))
-            for row in range(plan.row_starts[s], plan.row_starts[s + 1]):
-                seen = int(plan.positions[row]) + 1
-                scores = queries[row] @ keys[:, :seen].swapaxes(1, 2) * np.float32(spec.scale)
+            rows = range(plan.row_starts[s], plan.row_starts[s + 1])
+            start = spec.first_seen(int(plan.positions[rows[0]]))
+            keys, values = self._cache.read(spec.layer, table, start, int(plan.contexts[s]))
+            for row in rows:
+                position = int(plan.positions[row])
+                seen = slice(spec.first_seen(position) - start, position + 1 - start)
+                own_keys, own_values = keys[:, seen], values[:, seen]
+                if spec.window:  # laid out alike, wherever the rows before it began
+                    own_keys, own_values = own_keys.copy(), own_values.copy()
+                scores = queries[row] @ own_keys.swapaxes(1, 2) * np.float32(spec.scale)
                 weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
                 weights /= weights.sum(axis=-1, keepdims=True)
-                out[row] = weights @ values[:, :seen]
+                out[row] = weights @ own_values
         return out.reshape(q.shape)
 
     def silu_mul(self, gate: Array, up: Array) -> Array:
         with np.errstate(over="ignore"):  # exp(-gate) may be inf: the quotient is then 0
             y: Array = gate / (1 + np.exp(-gate)) * up
+        return y
+
+    def gelu_mul(self, gate: Array, up: Array) -> Array:
+        inner = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
+        y: Array = np.float32(0.5) * gate * (1 + np.tanh(inner)) * up
         return y
 
     def add(self, x: Array, y: Array) -> Array:
