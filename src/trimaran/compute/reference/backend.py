@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from trimaran.compute.reference.ops import Array, PagedKV, ReferenceOps
+from trimaran.compute.backend import blocks_by_group, no_memory
+from trimaran.compute.reference.ops import Array, PagedKV, ReferenceOps, by_group
 from trimaran.compute.reference.sampler import ReferenceSampler
-from trimaran.core.errors import BackendError, CapacityError
+from trimaran.core.errors import BackendError
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
+from trimaran.models.layer_groups import LayerGroup, layer_groups
 from trimaran.models.model import Model
 from trimaran.models.ops import Batch
 
@@ -24,7 +27,7 @@ class ReferenceBackend:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._values: dict[str, Array] = {}
-        self._cache: PagedKV | None = None
+        self._caches: list[PagedKV] = []
         self.sampler = ReferenceSampler()
 
     def describe(self) -> dict[str, Any]:
@@ -42,29 +45,32 @@ class ReferenceBackend:
         config = self._model.config
         return 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        return layer_groups(self._model.config)
+
+    def allocate_cache(self, num_blocks: int | Sequence[int], block_size: int) -> None:
         config = self._model.config
-        self._cache = None
+        counts = blocks_by_group(num_blocks, self.layer_groups())
+        self._caches = []
         try:
-            self._cache = PagedKV(
-                config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim
-            )
+            self._caches = [
+                PagedKV(group.layers, count, block_size, config.num_kv_heads, config.head_dim)
+                for group, count in zip(self.layer_groups(), counts, strict=True)
+            ]
         except MemoryError:
-            size = num_blocks * block_size * self.kv_bytes_per_token()
-            raise CapacityError(
-                f"the KV cache of {num_blocks} blocks needs {size} bytes, which can't be had;"
-                " lower kv_cache_bytes or kv_memory_fraction"
-            ) from None
+            raise no_memory(self, counts, block_size) from None
 
     def run(self, plan: StepPlan) -> Float32:
-        if self._cache is None:
+        if not self._caches:
             raise BackendError("the KV cache was not allocated; call allocate_cache first")
-        for source, target in plan.copies:
-            self._cache.copy_blocks(source, target)
-        ops = ReferenceOps(plan, self._cache, self._values)
+        tables = by_group(plan, len(self._caches))
+        for cache, own in zip(self._caches, tables, strict=True):
+            for source, target in own.copies:
+                cache.copy_blocks(source, target)
+        ops = ReferenceOps(plan, tables, self._caches, self._values)
         logits: Array = self._model.forward(ops, Batch(plan.tokens, plan.positions))  # type: ignore[arg-type]
         return logits
 
     def close(self) -> None:
-        self._cache = None
+        self._caches = []
         self._values.clear()

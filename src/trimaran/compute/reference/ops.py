@@ -7,11 +7,13 @@ so that a row's bits never change with its company. That costs speed, and is the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.errors import BackendError
+from trimaran.core.step_plan import GroupTables, StepPlan
 from trimaran.models.ops import AttentionSpec
 from trimaran.models.rope import RopeSpec
 from trimaran.models.weight import Weight
@@ -20,15 +22,20 @@ Array = npt.NDArray[np.float32]
 
 
 class PagedKV:
-    """K and V of all layers: each float32 [layers, blocks, block_size, kv_heads, head_dim]."""
+    """K and V of a group of layers: each float32 [layers, blocks, block_size, kv_heads,
+    head_dim]."""
 
     def __init__(
-        self, layers: int, blocks: int, block_size: int, kv_heads: int, head_dim: int
+        self, layers: Sequence[int], blocks: int, block_size: int, kv_heads: int, head_dim: int
     ) -> None:
-        shape = (layers, blocks, block_size, kv_heads, head_dim)
+        shape = (len(layers), blocks, block_size, kv_heads, head_dim)
         self.block_size = block_size
+        self._places = {layer: place for place, layer in enumerate(layers)}
         self.keys = np.zeros(shape, np.float32)
         self.values = np.zeros(shape, np.float32)
+
+    def __contains__(self, layer: int) -> bool:
+        return layer in self._places
 
     def copy_blocks(self, source: int, target: int) -> None:
         self.keys[:, target] = self.keys[:, source]
@@ -37,8 +44,9 @@ class PagedKV:
     def write(self, layer: int, slots: npt.NDArray[np.int32], keys: Array, values: Array) -> None:
         """keys, values: [T, kv_heads, head_dim]."""
         blocks, offsets = np.divmod(slots, self.block_size)
-        self.keys[layer, blocks, offsets] = keys
-        self.values[layer, blocks, offsets] = values
+        place = self._places[layer]
+        self.keys[place, blocks, offsets] = keys
+        self.values[place, blocks, offsets] = values
 
     def read(
         self, layer: int, table: npt.NDArray[np.int32], start: int, length: int
@@ -48,22 +56,45 @@ class PagedKV:
         first = start // self.block_size
         blocks = table[first : -(-length // self.block_size)]
         own = slice(start - first * self.block_size, length - first * self.block_size)
+        place = self._places[layer]
         flat = (-1, *self.keys.shape[-2:])
-        keys = self.keys[layer, blocks].reshape(flat)[own]
-        values = self.values[layer, blocks].reshape(flat)[own]
+        keys = self.keys[place, blocks].reshape(flat)[own]
+        values = self.values[place, blocks].reshape(flat)[own]
         return (
             np.ascontiguousarray(keys.swapaxes(0, 1)),
             np.ascontiguousarray(values.swapaxes(0, 1)),
         )
 
 
+def by_group(plan: StepPlan, groups: int) -> list[GroupTables]:
+    """The plan's tables for each of so many groups of layers."""
+    first = GroupTables(plan.slots, plan.block_tables, plan.copies)
+    if not plan.more:
+        return [first] * groups
+    if len(plan.more) != groups - 1:
+        raise BackendError(
+            f"step plan: block tables for {len(plan.more) + 1} groups of layers, not {groups}"
+        )
+    return [first, *plan.more]
+
+
 class ReferenceOps:
     """Executes `Ops` at once for one step."""
 
-    def __init__(self, plan: StepPlan, cache: PagedKV, values: dict[str, Array]) -> None:
-        """`values` keeps dequantised weights by name between steps."""
+    def __init__(
+        self,
+        plan: StepPlan,
+        tables: Sequence[GroupTables],
+        caches: Sequence[PagedKV],
+        values: dict[str, Array],
+    ) -> None:
+        """
+        Args:
+            tables, caches: one for each group of layers.
+            values: keeps dequantised weights by name between steps.
+        """
         self._plan = plan
-        self._cache = cache
+        self._groups = list(zip(tables, caches, strict=True))
         self._values = values
 
     def _of(self, weight: Weight) -> Array:
@@ -104,13 +135,14 @@ class ReferenceOps:
 
     def attention(self, q: Array, k: Array, v: Array, spec: AttentionSpec) -> Array:
         plan, kv_shape = self._plan, (-1, spec.kv_heads, spec.head_dim)
-        self._cache.write(spec.layer, plan.slots, k.reshape(kv_shape), v.reshape(kv_shape))
+        tables, cache = next(group for group in self._groups if spec.layer in group[1])
+        cache.write(spec.layer, tables.slots, k.reshape(kv_shape), v.reshape(kv_shape))
         queries = q.reshape(len(q), spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
         out = np.empty_like(queries)
-        for s, table in enumerate(plan.block_tables):
+        for s, table in enumerate(tables.block_tables):
             rows = range(plan.row_starts[s], plan.row_starts[s + 1])
             start = spec.first_seen(int(plan.positions[rows[0]]))
-            keys, values = self._cache.read(spec.layer, table, start, int(plan.contexts[s]))
+            keys, values = cache.read(spec.layer, table, start, int(plan.contexts[s]))
             for row in rows:
                 position = int(plan.positions[row])
                 seen = slice(spec.first_seen(position) - start, position + 1 - start)

@@ -2,7 +2,7 @@
 //
 // Instructions are grouped into phases, and a phase is cut into units:
 //
-//   copies      a layer's K or V of all blocks that are copied
+//   copies      a layer's K or V of all blocks of its group that are copied
 //   rows        a few rows, through all of the phase's instructions
 //   linear      rows x blocks of outputs
 //   attention   as attention.h cuts it, then its merges
@@ -36,9 +36,9 @@ class Executor {
   Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows,
            KvFormat kv);
 
-  // Replaces the KV cache. Throws std::invalid_argument for sizes that the kernels can't
-  // work with, std::bad_alloc.
-  void allocate_cache(int blocks, int block_size);
+  // Replaces the KV cache; `blocks` for each of the program's groups of layers. Throws
+  // std::invalid_argument for sizes that the kernels can't work with, std::bad_alloc.
+  void allocate_cache(const std::vector<int>& blocks, int block_size);
 
   // Runs a step; returns [logit_rows][vocabulary] in memory that the next call may overwrite
   // but doesn't free while somebody holds it. Throws std::invalid_argument for an unsound
@@ -56,7 +56,7 @@ class Executor {
   const std::shared_ptr<ThreadPool>& pool() const { return pool_; }
 
   std::size_t activation_bytes() const;
-  std::size_t cache_bytes() const { return cache_.size(); }
+  std::size_t cache_bytes() const;
 
  private:
   enum class Kind { kCopies, kRows, kLinear, kAttention, kMerges };
@@ -91,6 +91,7 @@ class Executor {
   int units(const Phase& phase) const;
   void run_unit(const Phase& phase, int unit, int thread);
   void copy_blocks(int unit);
+  const AttentionPlan& attention_plan(const Phase& phase) const;
   int rows_of_unit(const Phase& phase) const;
   void run_rows(const Phase& phase, int unit);
   void run_row(const Instruction& instruction, int row);
@@ -123,13 +124,18 @@ class Executor {
   std::vector<Memory> scratch_;  // one a thread
   Memory workspace_;             // of attention
 
-  Memory cache_;
-  int blocks_ = 0, block_size_ = 0;
+  // Of a group of layers.
+  struct Group {
+    Memory cache;
+    std::size_t block_stride = 0;
+    AttentionPlan plan;
+  };
+  std::vector<Group> groups_;
+  std::vector<GroupLimits> limits_;
+  int block_size_ = 0;
   std::size_t block_bytes_ = 0;  // of one layer's K, or V
-  std::size_t block_stride() const { return block_bytes_ * 2 * program_->layers(); }
 
   Step step_;
-  AttentionPlan attention_plan_;
   bool group_prefixes_ = true;
   std::unique_ptr<Progress[]> progress_;  // one a phase
   std::atomic<bool> failed_{false};
