@@ -6,6 +6,7 @@ That the rules hold together is shown by the state machine of the scheduler.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from trimaran.cache.manager import KVCacheManager
@@ -116,6 +117,10 @@ def fork(kv: KVCacheManager, parent: Sequence, index: int = 1) -> Sequence:
     return child
 
 
+def rows_of(kv: KVCacheManager, sequences: list[Sequence]) -> npt.NDArray[np.intp]:
+    return np.array([kv.row(each) for each in sequences], np.intp)
+
+
 def test_the_first_to_write_a_shared_block_copies_it_and_the_last_need_not() -> None:
     kv = KVCacheManager(8, 4)
     parent = admit(kv, sequence(list(range(6))))
@@ -125,7 +130,8 @@ def test_the_first_to_write_a_shared_block_copies_it_and_the_last_need_not() -> 
     assert kv.usage().held == 2
     kv.check()
     everyone = [parent, *children]
-    assert kv.short(everyone, np.array([7, 7, 7], np.int32)) == [0, 1, 2]
+    rows = rows_of(kv, everyone)
+    assert kv.short(rows, np.array([7, 7, 7], np.int32)).tolist() == [0, 1, 2]
     for each in everyone:
         assert kv.allocate(each, 7)
         kv.check()
@@ -135,7 +141,7 @@ def test_the_first_to_write_a_shared_block_copies_it_and_the_last_need_not() -> 
     assert tables[2] == shared
     assert kv.take_copies() == [(shared[1], tables[0][1]), (shared[1], tables[1][1])]
     assert kv.take_copies() == []
-    assert kv.short(everyone, np.array([8, 8, 8], np.int32)) == []
+    assert kv.short(rows, np.array([8, 8, 8], np.int32)).tolist() == []
 
 
 def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
@@ -216,27 +222,27 @@ def test_rows_follow_the_tables() -> None:
     one, two = sequence([1, 2], "a"), sequence([3, 4], "b")
     for each in (one, two):
         admit(kv, each)
-    before = kv.rows([one, two]).tolist()
+    before = rows_of(kv, [one, two]).tolist()
     for each in (one, two):
         kv.release(each)
     for each in (one, two):  # rows are used again, in another order
         admit(kv, each)
-    assert kv.rows([one, two]).tolist() == before[::-1]
+    assert rows_of(kv, [one, two]).tolist() == before[::-1]
     expected = [kv.block_table(one), kv.block_table(two)]
-    assert kv.tables([one, two], 1).tolist() == expected
+    assert kv.tables(rows_of(kv, [one, two]), 1).tolist() == expected
 
 
 def test_tables_are_padded_copies() -> None:
     kv = KVCacheManager(8, 4)
     one, two = admit(kv, sequence(list(range(8)), "a")), admit(kv, sequence([9], "b"))
-    tables = kv.tables([one, two], 2)
+    tables = kv.tables(rows_of(kv, [one, two]), 2)
     assert tables.dtype == np.int32
     assert tables.flags.c_contiguous
     assert tables.tolist() == [kv.block_table(one), [*kv.block_table(two), -1]]
     kv.release(one)
     assert tables[0, 0] >= 0
     with pytest.raises(AssertionError, match="none is so long"):
-        kv.tables([two], 1000)
+        kv.tables(rows_of(kv, [two]), 1000)
 
 
 def test_reset_forgets_prefixes_of_the_past_and_of_those_that_run() -> None:

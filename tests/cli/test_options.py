@@ -21,11 +21,12 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.sampling_params import SamplingParams
 
 EVERY_FLAG = """
-    --backend native --weights int8 --kv int8 --isa avx2 --no-build-cache
+    --preset vllm --backend native --weights int8 --kv int8 --isa avx2 --no-build-cache
     --threads 3 --max-model-len 99
     --block-size 8 --kv-cache-bytes 3MiB --kv-memory-fraction 0.25
     --max-num-seqs 5 --max-num-batched-tokens 77 --no-prefix-cache
-    --order fcfs --capacity max-utilization --engine-seed 11
+    --index hash --order fcfs --chunking fixed --chunk-size 512
+    --capacity max-utilization --engine-seed 11
     --n 2 --temperature 0.5 --top-k 7 --top-p 0.9 --min-p 0.1
     --repetition-penalty 1.5 --presence-penalty -0.5 --frequency-penalty 0.25
     --logit-bias 5=-1.5 --logit-bias 6=2 --seed 4 --logprobs 1 --prompt-logprobs 0
@@ -62,6 +63,7 @@ def test_every_flag_reaches_its_field() -> None:
     assert engine.keys() == {field.name for field in fields(EngineConfig)}
     assert sampling.keys() == {field.name for field in fields(SamplingParams)}
     assert EngineConfig.from_mapping(engine) == EngineConfig(
+        preset="vllm",
         backend="native",
         weights="int8",
         kv="int8",
@@ -75,6 +77,7 @@ def test_every_flag_reaches_its_field() -> None:
         max_num_seqs=5,
         max_num_batched_tokens=77,
         prefix_cache=False,
+        chunk_size=512,
         seed=11,
     )
     assert SamplingParams.from_mapping(sampling) == SamplingParams(

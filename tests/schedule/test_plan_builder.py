@@ -27,7 +27,7 @@ PARTS = st.lists(
 @given(parts=PARTS, size=st.sampled_from([1, 4, 16]), decodes=st.booleans())
 def test_plan_rows(parts: list[tuple[int, int, int, bool, int]], size: int, decodes: bool) -> None:
     kv = KVCacheManager(200, size)
-    chosen = Selection()
+    columns: list[tuple[Sequence, int, int, int, int, int]] = []
     for number, (start, count, left, scored, output) in enumerate(parts):
         count = 1 if decodes else count
         tokens = [100 * number + place for place in range(start + count + left)]
@@ -36,10 +36,15 @@ def test_plan_rows(parts: list[tuple[int, int, int, bool, int]], size: int, deco
         sequence = Sequence(Request(str(number), prompt, params), 0, tokens)
         assert kv.admit(sequence, kv.no_match(sequence), len(tokens))
         sequence.computed = start
-        chosen.append(sequence, start, count + left, count)
-    entries, plan = PlanBuilder(kv).build(chosen)
+        columns.append((sequence, number, kv.row(sequence), start, count + left, count))
+    chosen = Selection.of(columns)
+    alike = all(count == want == 1 for *_, want, count in columns)
+    chosen.decodes = alike and not any(part[3] for part in parts)
+    step = PlanBuilder(kv).build(chosen)
+    entries, plan = step.entries, step.plan
 
     row = logit = 0
+    sampling: list[tuple[Sequence, int]] = []
     logit_rows: list[int] = []
     width = -(-int(max(plan.contexts)) // size)
     assert plan.block_tables.shape == (len(parts), width)
@@ -64,7 +69,14 @@ def test_plan_rows(parts: list[tuple[int, int, int, bool, int]], size: int, deco
         assert entry.samples == samples
         assert entry.logits == slice(logit, logit + wanted)
         logit += wanted
+        if samples:
+            sampling.append((sequence, logit - 1))
     assert plan.logit_rows.tolist() == logit_rows
+    assert list(step.sampling()) == sampling
+    assert step.scoring == (len(logit_rows) > len(sampling) or step.scoring)
+    wants = [want for *_, want, _ in columns]
+    assert step.decode_tokens == wants.count(1)
+    assert step.prefill_tokens + step.decode_tokens == plan.rows
     assert plan.copies.shape == (0, 2)
     for array in (plan.tokens, plan.positions, plan.slots, plan.row_starts, plan.contexts,
                   plan.block_tables, plan.logit_rows, plan.copies):  # fmt: skip

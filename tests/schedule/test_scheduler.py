@@ -278,7 +278,7 @@ def test_seats_are_kept_for_forks_that_are_to_come() -> None:
         engine.add([token], 3)
     engine.step()
     engine.step()
-    assert names(engine.scheduler.running()) == ["r0", "r0#2", "r0#1", "r1"]
+    assert names(engine.scheduler.running()) == ["r0", "r0#1", "r0#2", "r1"]
     engine.drain()
     assert len(engine.done) == 5
 

@@ -16,7 +16,10 @@ from support.scheduling import FakeEngine, contents, make_engine
 
 from trimaran.cache.hash_index import HashIndex, block_hash
 from trimaran.cache.manager import KVCacheManager
+from trimaran.core.config import CAPACITIES, CHUNKINGS, ORDERS
+from trimaran.core.errors import CapacityError
 from trimaran.core.request import FinishReason, Sequence, SequenceStatus
+from trimaran.core.slo import BATCH, STANDARD, SloClass
 from trimaran.schedule.capacity import MaxUtilization
 from trimaran.schedule.scheduler import ScheduledStep
 
@@ -60,8 +63,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         keys=st.sampled_from([0, 0, 2, 5]),
         orderly=st.booleans(),
+        order=st.sampled_from(ORDERS),
+        chunking=st.sampled_from(CHUNKINGS),
+        capacity=st.sampled_from(CAPACITIES),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, budget, keys, orderly):  # type: ignore[no-untyped-def]
+    def start(  # type: ignore[no-untyped-def]
+        self, num_blocks, block_size, max_num_seqs, budget, keys, orderly, order, chunking, capacity
+    ):
+        if chunking == "static" and order == "longest-prefix":
+            order = "fcfs"  # which don't go together
         self.collides = keys > 0
         self.index = WatchedIndex(
             block_size, (lambda parent, t: block_hash(parent, t) % keys) if keys else block_hash
@@ -72,8 +82,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             kv=self.kv,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
-            capacity=None if orderly else AnyVictim(),
+            capacity=capacity if orderly else AnyVictim(),
+            order=order,
+            chunking=chunking,
         )
+        self.promises = orderly and capacity == "no-evict"
+        self.whole = chunking in ("whole", "static")
         self.capacity = num_blocks * block_size
         self.seats, self.budget = max_num_seqs, budget
         self.added: list[Sequence] = []
@@ -88,19 +102,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "a"]),
         scored=st.booleans(),
         more=st.integers(1, 12),
+        priority=st.integers(-2, 2),
+        slo=st.sampled_from([STANDARD, BATCH, SloClass("fast", tpot=0.004)]),
         times=st.sampled_from([1, 1, 2, 3]),
     )
-    def add(self, prompt, n, salt, scored, more, times):  # type: ignore[no-untyped-def]
+    def add(self, prompt, n, salt, scored, more, priority, slo, times):  # type: ignore[no-untyped-def]
         for _ in range(times):  # equal prompts are computed at the same time
-            self.added.append(
-                self.engine.add(
+            try:
+                added = self.engine.add(
                     prompt[: self.capacity],
                     more,
                     n=min(n, self.seats),
                     salt=salt,
                     prompt_logprobs=0 if scored else None,
+                    priority=priority,
+                    slo=slo,
                 )
-            )
+            except CapacityError:
+                assert self.promises, "whose prompt fits is refused"
+                continue
+            self.added.append(added)
 
     @rule(times=st.integers(1, 4))
     def step(self, times):  # type: ignore[no-untyped-def]
@@ -160,7 +181,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         if step is None:
             assert not self.engine.scheduler.has_work(), "there is work, and nothing runs"
             return None
-        assert sum(entry.count for entry in step.entries) <= self.budget
+        rows = sum(entry.count for entry in step.entries)
+        assert rows <= self.budget or (self.whole and len(step.entries) == 1)
+        if self.whole:
+            assert all(entry.samples for entry in step.entries)
+        if self.promises:
+            assert not step.preempted, "who was promised blocks is preempted"
         self.unstored -= set(step.preempted)
         chosen = {entry.sequence for entry in step.entries}
         for sequence in step.preempted:
@@ -217,6 +243,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_sequences(self) -> None:
         scheduler = self.engine.scheduler
+        scheduler._running.check()
         running, waiting = list(scheduler.running()), list(scheduler.waiting())
         live = [s for group in self.engine.live.values() for s in group]
         assert sorted(map(id, running + waiting)) == sorted(map(id, live))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from trimaran.cache.manager import KVCacheManager
 from trimaran.core.clock import VirtualClock
@@ -18,6 +19,7 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.errors import CapacityError
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass
 from trimaran.schedule.capacity import Capacity
 from trimaran.schedule.chunking import Chunking
 from trimaran.schedule.scheduler import ScheduledStep, Scheduler
@@ -141,10 +143,13 @@ class FakeEngine:
 
     def add(
         self, prompt: list[int], max_tokens: int = 4, *, n: int = 1, salt: str = "",
-        prompt_logprobs: int | None = None,
+        prompt_logprobs: int | None = None, priority: int = 0, slo: SloClass = STANDARD,
     ) -> Sequence:  # fmt: skip
         params = SamplingParams(n=n, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
-        request = Request(f"r{next(self._ids)}", list(prompt), params, cache_salt=salt)
+        request = Request(
+            f"r{next(self._ids)}", list(prompt), params, self.clock.now(), priority,
+            cache_salt=salt, slo=slo,
+        )  # fmt: skip
         sequence = Sequence(request, 0, list(prompt))
         self.scheduler.add(sequence)
         self.live[request] = [sequence]
@@ -170,6 +175,10 @@ class FakeEngine:
         """Runs a scheduled step and takes what it sampled."""
         self.backend.run(step)
         self.scheduler.commit(step)
+        seconds = 0.002 + 0.0005 * step.plan.rows + 1e-7 * float(step.plan.contexts.sum())
+        self.clock.advance(seconds)
+        self.scheduler.observe(step, seconds)
+        self._tell(step)
         for entry in step.entries:
             sequence = entry.sequence
             if not entry.samples or sequence.finished:
@@ -179,10 +188,21 @@ class FakeEngine:
             if sequence.request.params.n > 1 and not sequence.forked:
                 sampled += self._fork(sequence)
             for each in sampled:
-                context = contents(each.request.cache_salt, each.tokens)[-1][2]
-                each.tokens.append(hash((context, each.index)) % self.vocabulary)
+                each.tokens.append(self._next(each))
                 if each.output_length >= (each.request.params.max_tokens or 0):
                     self.end_one(each, FinishReason.LENGTH)
+
+    def _next(self, sequence: Sequence) -> int:
+        context = contents(sequence.request.cache_salt, sequence.tokens)[-1][2]
+        return hash((context, sequence.index)) % self.vocabulary
+
+    def _tell(self, step: ScheduledStep) -> None:
+        """As the engine does, tells the scheduler what is sampled; but not always."""
+        sampling = [sequence for sequence, _ in step.sampling()]
+        assert sampling == [entry.sequence for entry in step.entries if entry.samples]
+        forks = any(s.request.params.n > 1 and not s.forked for s in sampling)
+        if not forks and len(self.done) % 3:
+            self.scheduler.sampled(step, [self._next(sequence) for sequence in sampling])
 
     def _fork(self, parent: Sequence) -> list[Sequence]:
         parent.forked = True
@@ -223,11 +243,21 @@ class FakeEngine:
 def make_engine(
     num_blocks: int = 64, block_size: int = 4, *, max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64, prefix_cache: bool = True,
-    kv: KVCacheManager | None = None, chunking: Chunking | None = None,
-    capacity: Capacity | None = None,
+    kv: KVCacheManager | None = None, chunking: Chunking | str | None = None,
+    capacity: Capacity | str | None = None, **options: Any,
 ) -> FakeEngine:  # fmt: skip
-    """An engine over `kv`, or over a new cache of that size."""
+    """An engine over `kv`, or over a new cache of that size; policies by name, or as objects."""
     if kv is None:
         kv = KVCacheManager(num_blocks, block_size, prefix_cache)
-    config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    return FakeEngine(config, kv, chunking, capacity)
+    for name, value in (("chunking", chunking), ("capacity", capacity)):
+        if isinstance(value, str):
+            options[name] = value
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **options
+    )
+    return FakeEngine(
+        config,
+        kv,
+        None if isinstance(chunking, str) else chunking,
+        None if isinstance(capacity, str) else capacity,
+    )

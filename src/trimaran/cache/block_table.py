@@ -17,6 +17,7 @@ import numpy.typing as npt
 from trimaran.cache.prefix_index import Cursor
 
 Int32 = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.intp]
 
 
 class BlockTable:
@@ -41,12 +42,14 @@ class TableMatrix:
 
     Attributes:
         blocks: int32 [rows, width], -1 where there is no block.
+        lengths: int32 [rows] blocks in each row.
         writable: int32 [rows]; positions from the first uncomputed one up to here can be
             written without asking for a block.
     """
 
     def __init__(self, rows: int = 16, width: int = 16) -> None:
         self.blocks: Int32 = np.full((rows, width), -1, np.int32)
+        self.lengths: Int32 = np.zeros(rows, np.int32)
         self.writable: Int32 = np.zeros(rows, np.int32)
         self._unused = list(range(rows - 1, -1, -1))
 
@@ -55,6 +58,7 @@ class TableMatrix:
         if not self._unused:
             rows, width = self.blocks.shape
             self.blocks = np.concatenate([self.blocks, np.full((rows, width), -1, np.int32)])
+            self.lengths = np.concatenate([self.lengths, np.zeros(rows, np.int32)])
             self.writable = np.concatenate([self.writable, np.zeros(rows, np.int32)])
             self._unused = list(range(2 * rows - 1, rows - 1, -1))
         return self._unused.pop()
@@ -62,18 +66,29 @@ class TableMatrix:
     def give_back(self, row: int, length: int) -> None:
         """Empties a row that had `length` blocks."""
         self.blocks[row, :length] = -1
-        self.writable[row] = 0
+        self.lengths[row] = self.writable[row] = 0
         self._unused.append(row)
+
+    def append(self, rows: Rows, lengths: Int32, blocks: list[int], writable: Int32) -> None:
+        """Puts one block into each of `rows` after its `lengths` blocks."""
+        self._widen(int(lengths.max()) + 1)
+        self.blocks[rows, lengths] = blocks
+        self.lengths[rows] = lengths + np.int32(1)
+        self.writable[rows] = writable
 
     def extend(self, row: int, start: int, blocks: list[int]) -> None:
         """Puts `blocks` into the row from place `start` on."""
         end = start + len(blocks)
-        if end > self.blocks.shape[1]:
-            rows, width = self.blocks.shape
-            wider = np.full((rows, max(end, 2 * width)), -1, np.int32)
-            wider[:, :width] = self.blocks
-            self.blocks = wider
+        self._widen(end)
+        self.lengths[row] = max(self.lengths[row], end)
         if len(blocks) == 1:  # the usual case, without making an array
             self.blocks[row, start] = blocks[0]
         elif blocks:
             self.blocks[row, start:end] = blocks
+
+    def _widen(self, wanted: int) -> None:
+        rows, width = self.blocks.shape
+        if wanted > width:
+            wider = np.full((rows, max(wanted, 2 * width)), -1, np.int32)
+            wider[:, :width] = self.blocks
+            self.blocks = wider

@@ -15,6 +15,7 @@ from trimaran.cache.prefix_index import Match, NoIndex, PrefixIndex
 from trimaran.core.request import Sequence
 
 Int32 = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,9 @@ class KVCacheManager:
         self.index = index
         self.pool = BlockPool(num_blocks, index)
         self._tables: dict[Sequence, BlockTable] = {}
+        self._by_row: dict[int, BlockTable] = {}
         self._matrix = TableMatrix()
         self._copies: list[tuple[int, int]] = []
-        self._rows_of: list[Sequence] = []
-        self._rows: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         self._queried = self._hit = 0
 
     # ------------------------------------------------------------------ sequences
@@ -125,6 +125,27 @@ class KVCacheManager:
         self._matrix.writable[table.row] = wanted * self.block_size
         return True
 
+    def allocate_next(self, rows: Rows, computed: Int32) -> bool:
+        """Gives each of the tables at `rows` one block more, for the position after its
+        `computed` tokens: what `allocate` does for the next position, for all at once.
+
+        Returns:
+            False, and nothing has changed, where a table needs another thing (a block of its
+            own in place of a shared one), or where there aren't enough blocks.
+        """
+        matrix = self._matrix
+        lengths = matrix.lengths[rows]
+        if (lengths * self.block_size != computed).any():
+            return False
+        fresh = self.pool.allocate(len(rows))
+        if fresh is None:
+            return False
+        tables = self._by_row
+        for row, block in zip(rows.tolist(), fresh, strict=True):
+            tables[row].blocks.append(block)
+        matrix.append(rows, lengths, fresh, computed + np.int32(self.block_size))
+        return True
+
     def commit(self, sequence: Sequence, computed: int) -> None:
         """The KV of `tokens[:computed]` is in the cache now, and the tokens are certain:
         full blocks among them are indexed."""
@@ -166,27 +187,22 @@ class KVCacheManager:
         for block in reversed(table.blocks):
             self.pool.release(block)
         self._matrix.give_back(table.row, len(table.blocks))
-        self._rows_of = []
+        del self._by_row[table.row]
 
     # ------------------------------------------------------------------ for a step's plan
 
-    def rows(self, sequences: list[Sequence]) -> npt.NDArray[np.intp]:
-        """[S] rows of the sequences' tables in the matrix; kept while they stay the same."""
-        if sequences != self._rows_of or not sequences:
-            tables = self._tables
-            self._rows = np.array([tables[sequence].row for sequence in sequences], np.intp)
-            self._rows_of = list(sequences)
-        return self._rows
+    def row(self, sequence: Sequence) -> int:
+        """Row of a sequence's table in the matrix: the same from `admit` or `fork` on until
+        `release`."""
+        return self._tables[sequence].row
 
-    def short(self, sequences: list[Sequence], ends: Int32) -> list[int]:
-        """Places in `sequences` of those that need `allocate` to be written up to `ends`."""
-        writable = self._matrix.writable[self.rows(sequences)]
-        places: list[int] = (writable < ends).nonzero()[0].tolist()
-        return places
+    def short(self, rows: Rows, ends: Int32) -> Rows:
+        """Places in `rows` of the tables that need `allocate` to be written up to `ends`."""
+        return (self._matrix.writable[rows] < ends).nonzero()[0]
 
-    def tables(self, sequences: list[Sequence], width: int) -> Int32:
+    def tables(self, rows: Rows, width: int) -> Int32:
         """int32 [S, width] block tables (a copy), padded with -1."""
-        found = self._matrix.blocks[:, :width][self.rows(sequences)]
+        found = self._matrix.blocks[:, :width][rows]
         if found.shape[1] < width:
             raise AssertionError(f"tables of {width} blocks wanted, none is so long")
         return found
@@ -239,7 +255,9 @@ class KVCacheManager:
         for sequence, table in self._tables.items():
             row = self._matrix.blocks[table.row]
             length = len(table.blocks)
-            if row[:length].tolist() != table.blocks or (row[length:] != -1).any():
+            if row[:length].tolist() != table.blocks or (row[length:] != -1).any() or (
+                self._matrix.lengths[table.row] != length
+            ):
                 raise AssertionError(f"the row of {sequence.id} differs from its table")
             if length * self.block_size < sequence.computed:
                 raise AssertionError(f"{sequence.id} lacks blocks for what it has computed")
@@ -255,7 +273,7 @@ class KVCacheManager:
             raise AssertionError(f"{sequence.id} has a table already")
         table = BlockTable(self._matrix.take_row(), blocks, match.cursor)
         self._matrix.extend(table.row, 0, blocks)
-        self._tables[sequence] = table
+        self._tables[sequence] = self._by_row[table.row] = table
         return table
 
     def _foreign(self, table: BlockTable, first: int, stop: int) -> list[int]:

@@ -15,15 +15,19 @@ from typing import Any, get_args, get_type_hints
 
 from trimaran.core import config
 from trimaran.core.config import EngineConfig
+from trimaran.core.presets import PRESETS
 from trimaran.core.sampling_params import SamplingParams
 
 _CHOICES: dict[str, tuple[object, ...]] = {
+    "preset": tuple(PRESETS),
     "backend": config.BACKENDS,
     "weights": config.WEIGHTS,
     "kv": config.KV_FORMATS,
     "isa": config.ISAS,
     "block_size": config.BLOCK_SIZES,
+    "index": config.INDICES,
     "order": config.ORDERS,
+    "chunking": config.CHUNKINGS,
     "capacity": config.CAPACITIES,
 }
 _RENAMED: dict[tuple[type, str], str] = {

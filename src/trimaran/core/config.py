@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
+from trimaran.core.compatibility import check_compatible
 from trimaran.core.errors import ConfigError, nearest
+from trimaran.core.presets import expanded
+
+_Config = TypeVar("_Config")
 
 BACKENDS = ("auto", "native", "reference")
 WEIGHTS = ("as-is", "bf16", "int8", "int4")
 KV_FORMATS = ("bf16", "int8")
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 BLOCK_SIZES = (4, 8, 16, 32)
-ORDERS = ("fcfs",)
-CAPACITIES = ("max-utilization",)
+INDICES = ("hash", "radix")
+ORDERS = ("fcfs", "priority", "longest-prefix", "weighted-shortest")
+CHUNKINGS = ("static", "whole", "fixed", "fine")
+CAPACITIES = ("max-utilization", "no-evict")
 
 
+def _with_preset(cls: type[_Config]) -> type[_Config]:
+    """Makes the options that a preset names the defaults of those that weren't given."""
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def init(self: Any, **options: Any) -> None:
+        made(self, **expanded(options))
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+
+@_with_preset
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Options of one engine.
 
     Attributes:
+        preset: a combination of index, order, chunking, capacity and block size that is known
+            from another engine: "vllm", "sglang", "trtllm" or "fastertransformer"; each of
+            these that is given beside it wins. None is none.
         backend: "native" (C++), "reference" (numpy, slow), or "auto": native where it was
             compiled, else reference with a warning.
         weights: how linear weights are held: "as-is" (the file's own precision), "bf16",
@@ -41,13 +65,27 @@ class EngineConfig:
         kv_memory_fraction: share of the memory that is free after the weights are loaded
             which the KV cache may take.
         max_num_seqs: sequences in one step, at most.
-        max_num_batched_tokens: rows in one step, at most; longer prompts are chunked.
+        max_num_batched_tokens: rows in one step, at most; longer prompts are chunked, or
+            come alone where they aren't.
         prefix_cache: reuse the KV of equal prompt prefixes.
-        order: which waiting request is next: "fcfs".
-        capacity: who may hold blocks: "max-utilization" (preempt and recompute).
+        index: how equal prefixes are found: "hash" (in full blocks) or "radix" (to the
+            token; the last, partly equal block is copied).
+        order: which waiting request is next: "fcfs" (first come, first served), "priority"
+            (the request's, lowest first; ten seconds of waiting make up for a level),
+            "longest-prefix" (of which most is cached) or "weighted-shortest" (by predicted
+            time for the weight of its SLO class).
+        chunking: how a prompt is spread over steps: "fixed" (up to chunk_size tokens in
+            each), "fine" (so many that the step keeps the TPOT target of the SLO classes of
+            those that decode in it), "whole" (in one step, before those that decode) or
+            "static" (whole, in a batch that is served until the last of it has ended).
+        chunk_size: tokens of a prompt in a step, at most, with fixed chunking; None: as many
+            as the step has.
+        capacity: who may hold blocks: "max-utilization" (who fits now; preempt and recompute
+            when blocks run out) or "no-evict" (whose longest output is sure to fit).
         seed: from which requests without a seed of their own draw theirs.
     """
 
+    preset: str | None = None
     backend: str = "auto"
     weights: str = "as-is"
     kv: str = "bf16"
@@ -61,7 +99,10 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     prefix_cache: bool = True
+    index: str = "hash"
     order: str = "fcfs"
+    chunking: str = "fixed"
+    chunk_size: int | None = None
     capacity: str = "max-utilization"
     seed: int = 0
 
@@ -71,7 +112,9 @@ class EngineConfig:
         _one_of("kv", self.kv, KV_FORMATS)
         _one_of("isa", self.isa, ISAS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
+        _one_of("index", self.index, INDICES)
         _one_of("order", self.order, ORDERS)
+        _one_of("chunking", self.chunking, CHUNKINGS)
         _one_of("capacity", self.capacity, CAPACITIES)
         _in_range("threads", self.threads, 0, 1024)
         _in_range("max_num_seqs", self.max_num_seqs, 1, 65536)
@@ -82,12 +125,15 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; give True or False")
         if self.max_model_len is not None:
             _in_range("max_model_len", self.max_model_len, 1, 1 << 24)
+        if self.chunk_size is not None:
+            _in_range("chunk_size", self.chunk_size, 1, 1 << 20)
         if self.kv_cache_bytes is not None:
             _in_range("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 50)
         if not 0.0 < self.kv_memory_fraction <= 0.95:
             raise ConfigError(
                 f"kv_memory_fraction is {self.kv_memory_fraction}; give more than 0, at most 0.95"
             )
+        check_compatible(self)
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -101,6 +147,13 @@ class EngineConfig:
             if name not in known:
                 raise ConfigError(f"unknown engine option '{name}'.{nearest(name, known)}")
         return cls(**options)
+
+
+    def step_rows(self, context: int) -> int:
+        """Rows a step may have, with sequences of up to `context` tokens."""
+        if self.chunking in ("whole", "static"):
+            return max(self.max_num_batched_tokens, min(context, self.max_model_len or context))
+        return self.max_num_batched_tokens
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

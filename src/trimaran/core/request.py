@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass
 
 
 class FinishReason(enum.StrEnum):
@@ -34,6 +35,7 @@ class Request:
         arrival: seconds on the engine's clock.
         priority: smaller is served first under the `priority` order.
         cache_salt: prefixes are shared only between requests of equal salt.
+        slo: what its class expects of its latency.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Request:
     arrival: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    slo: SloClass = STANDARD
 
 
 @dataclass(slots=True, eq=False)

@@ -97,8 +97,8 @@ class EngineCore:
         live = LiveRequest.start(
             request, self.tokenizer, self.model.eos_token_ids, self.max_model_len, seed
         )
-        self._live[request.id] = live
         self.scheduler.add(live.generations[0].sequence)
+        self._live[request.id] = live
 
     def abort(self, request_id: str) -> list[SequenceDelta]:
         """Ends a request at once and frees what it holds; unknown ids are ignored."""
@@ -132,15 +132,15 @@ class EngineCore:
             return self._fail_step(step, f"the step failed: {error}")
         self.scheduler.commit(step)
         self._score_prompts(step, logits)
-        return self._sample(logits, self._picks(step))
+        return self._sample(step, logits, self._picks(step))
 
     def _note_scheduled(self, step: ScheduledStep) -> None:
         now = self.clock.now()
-        for scheduled in step.entries:
-            metrics = self._live[scheduled.sequence.request.id].metrics
+        for sequence in step.admitted:
+            metrics = self._live[sequence.request.id].metrics
             if metrics.first_scheduled is None:
                 metrics.first_scheduled = now
-                metrics.cached_tokens = scheduled.sequence.cached
+                metrics.cached_tokens = sequence.cached
         for sequence in step.preempted:
             live = self._live.get(sequence.request.id)
             if live is not None:  # else it was aborted before this step
@@ -149,21 +149,16 @@ class EngineCore:
     def _picks(self, step: ScheduledStep) -> list[Pick]:
         """Who samples, from which row; a request with n > 1 forks here, all from one row."""
         picks: list[Pick] = []
-        for scheduled in step.entries:
-            if not scheduled.samples:
-                continue
-            sequence = scheduled.sequence
+        for sequence, row in step.sampling():
             live = self._live[sequence.request.id]
-            row = scheduled.logits.stop - 1
-            generation = next(g for g in live.generations if g.sequence is sequence)
-            picks.append(Pick(generation, row))
+            picks.append(Pick(live.generations[sequence.index], row))
             if live.request.params.n > 1 and not sequence.forked:
                 for child in live.fork():
                     self.scheduler.fork(sequence, child.sequence)
                     picks.append(Pick(child, row))
         return picks
 
-    def _sample(self, logits: Float32, picks: list[Pick]) -> list[SequenceDelta]:
+    def _sample(self, step: ScheduledStep, logits: Float32, picks: list[Pick]) -> list[SequenceDelta]:
         if not picks:
             return []
         sampler = self.backend.sampler
@@ -171,6 +166,8 @@ class EngineCore:
             tokens, errors = choose(sampler, logits, picks)
         except BackendError as error:
             return self._end(picks[0].generation.live, FinishReason.ERROR, str(error))
+        if not errors:
+            self.scheduler.sampled(step, tokens)  # type: ignore[arg-type]
         entries = score_picks(sampler, logits, picks, tokens)
         now = self.clock.now()
         deltas: list[SequenceDelta] = []
@@ -211,6 +208,8 @@ class EngineCore:
 
     def _score_prompts(self, step: ScheduledStep, logits: Float32) -> None:
         """Each prompt token is scored by the logits of the row before it."""
+        if not step.scoring:
+            return
         for scheduled in step.entries:
             sequence = scheduled.sequence
             live = self._live[sequence.request.id]

@@ -179,7 +179,10 @@ def _start_build(
 
     built = build.built
     backend = NativeBackend(
-        built, kv=config.kv, threads=config.threads, max_rows=config.max_num_batched_tokens
+        built,
+        kv=config.kv,
+        threads=config.threads,
+        max_rows=config.step_rows(built.config.context_length),
     )
     phase_done("start threads")
     return LoadedModel(built.config, build.tokenizer, build.chat_template, backend)
@@ -262,7 +265,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
             kv=config.kv,
             isa=config.isa,
             threads=config.threads,
-            max_rows=config.max_num_batched_tokens,
+            max_rows=config.step_rows(model.config.context_length),
         )
     if config.backend == "auto":
         log.warning(
@@ -293,7 +296,7 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
     log.info(plan.reason)
     model.backend.allocate_cache(plan.blocks, config.block_size)
     cache = KVCacheManager(plan.blocks, config.block_size, config.prefix_cache)
-    scheduler = Scheduler(config, cache, clock)
+    scheduler = Scheduler(config, cache, clock, max_model_len=plan.max_model_len)
     return EngineCore(
         model.config,
         model.tokenizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from operator import getitem
 
 import numpy as np
 import numpy.typing as npt
@@ -10,28 +10,13 @@ import numpy.typing as npt
 from trimaran.cache.manager import KVCacheManager
 from trimaran.core.request import Sequence
 from trimaran.core.step_plan import StepPlan
+from trimaran.schedule.running import packed
 from trimaran.schedule.selection import Selection
+from trimaran.schedule.step import ScheduledStep
 
 Int32 = npt.NDArray[np.int32]
 
-
-@dataclass(slots=True, eq=False)  # not frozen: that would make it three times as slow to make
-class ScheduledSequence:
-    """One sequence's part in a step.
-
-    Attributes:
-        start: position of its first row.
-        count: rows.
-        samples: the last row is that of the last known token: a token is drawn from it.
-        logits: its rows in the array of logits: every row of a prompt whose tokens are to be
-            scored, else the last row where `samples`, else none.
-    """
-
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-    logits: slice
+_NO_COPIES = np.zeros((0, 2), np.int32)
 
 
 class PlanBuilder:
@@ -39,89 +24,109 @@ class PlanBuilder:
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
-        self._single_rows: list[slice] = []
+        self._counting: Int32 = np.arange(2, dtype=np.int32)
+        self._ones: Int32 = np.ones(1, np.int32)
 
-    def build(self, chosen: Selection) -> tuple[list[ScheduledSequence], StepPlan]:
-        """Entries and plan of a step. Every count is positive, and there are blocks for it."""
-        sequences, starts, counts = chosen.sequences, chosen.starts, chosen.counts
-        rows = _single_rows(chosen) if sum(counts) == len(counts) else _many_rows(chosen)
-        samples, slices, logit_rows = self._logits(chosen, rows.row_starts)
-        entries = list(map(ScheduledSequence, sequences, starts, counts, samples, slices))
-        return entries, self._plan(chosen, rows, logit_rows)
+    def build(self, chosen: Selection, lasts: Int32 | None = None) -> ScheduledStep:
+        """A step with its plan. Every count is positive, and there are blocks for it.
 
-    def _plan(self, chosen: Selection, rows: _Rows, logit_rows: Int32) -> StepPlan:
+        Args:
+            lasts: the sequences' last tokens, where `chosen.decodes` and the caller has them.
+        """
+        number = len(chosen)
+        ends = chosen.ends()
+        if chosen.decodes:
+            starts, ones = self._count(number)
+            row_starts, places, positions = starts, starts[:-1], chosen.starts
+            if lasts is None:
+                lasts = np.array([sequence.tokens[-1] for sequence in chosen.sequences], np.int32)
+            step = ScheduledStep(
+                chosen, self._plan(lasts, positions, row_starts, places, ends, chosen, places),
+                starts[1:], ones, decode_tokens=number,
+            )  # fmt: skip
+            return step
+        rows = int(chosen.counts.sum())
+        row_starts = np.zeros(number + 1, np.int32)
+        np.cumsum(chosen.counts, out=row_starts[1:])
+        places = np.repeat(np.arange(number, dtype=np.int32), chosen.counts)
+        positions = np.arange(rows, dtype=np.int32)
+        positions += (ends - row_starts[1:])[places]
+        wanted, logit_rows, scoring = _wanted(chosen, row_starts)
+        plan = self._plan(
+            _row_tokens(chosen, row_starts), positions, row_starts, places, ends,
+            chosen, logit_rows,
+        )  # fmt: skip
+        decodes = int((chosen.wants == 1).sum())
+        return ScheduledStep(
+            chosen, plan, np.cumsum(wanted, dtype=np.int32), wanted, scoring,
+            prefill_tokens=rows - decodes, decode_tokens=decodes,
+        )  # fmt: skip
+
+    def _count(self, number: int) -> tuple[Int32, Int32]:
+        """0 .. number, and `number` ones; neither is to be written to."""
+        if number >= len(self._counting):
+            self._counting = np.arange(2 * number + 1, dtype=np.int32)
+            self._ones = np.ones(2 * number, np.int32)
+        return self._counting[: number + 1], self._ones[:number]
+
+    def _plan(
+        self,
+        tokens: Int32,
+        positions: Int32,
+        row_starts: Int32,
+        places: Int32,
+        ends: Int32,
+        chosen: Selection,
+        logit_rows: Int32,
+    ) -> StepPlan:
+        """`places` [T] says to which sequence each row belongs."""
         kv = self._kv
-        size = np.int32(kv.block_size)
-        contexts = chosen.ends()
-        tables = kv.tables(chosen.sequences, kv.blocks_for(int(contexts.max())))
-        blocks, offsets = np.divmod(rows.positions, size)
+        tables = kv.tables(chosen.rows, kv.blocks_for(int(ends.max())))
+        blocks, offsets = np.divmod(positions, np.int32(kv.block_size))
+        slots = tables.ravel().take(places * np.int32(tables.shape[1]) + blocks)
+        slots *= np.int32(kv.block_size)
+        slots += offsets
+        copies = kv.take_copies()
         return StepPlan(
-            tokens=np.array(rows.tokens, np.int32),
-            positions=rows.positions,
-            slots=tables[rows.places, blocks] * size + offsets,
-            row_starts=rows.row_starts,
-            contexts=contexts,
-            block_tables=tables,
-            logit_rows=logit_rows,
-            copies=np.array(kv.take_copies(), np.int32).reshape(-1, 2),
+            tokens,
+            positions,
+            slots,
+            row_starts,
+            ends,
+            tables,
+            logit_rows,
+            np.array(copies, np.int32) if copies else _NO_COPIES,
         )
 
-    def _logits(
-        self, chosen: Selection, row_starts: Int32
-    ) -> tuple[list[bool], list[slice], Int32]:
-        """Who samples, each one's rows in the array of logits, and the rows these are of."""
-        number = len(chosen.counts)
-        if row_starts[-1] == number and chosen.counts == chosen.wants:
-            while len(self._single_rows) < number:
-                at = len(self._single_rows)
-                self._single_rows.append(slice(at, at + 1))
-            return [True] * number, self._single_rows[:number], row_starts[:-1].copy()
-        samples: list[bool] = []
-        slices: list[slice] = []
-        rows: list[int] = []
-        for sequence, want, count, end in zip(
-            chosen.sequences, chosen.wants, chosen.counts, row_starts[1:].tolist(), strict=True
-        ):
-            samples.append(count == want)
-            wanted = count if scores_prompt(sequence) else int(count == want)
-            slices.append(slice(len(rows), len(rows) + wanted))
-            rows.extend(range(end - wanted, end))
-        return samples, slices, np.array(rows, np.int32)
+
+def _row_tokens(chosen: Selection, row_starts: Int32) -> Int32:
+    """[T] the token of each row."""
+    tokens = [sequence.tokens for sequence in chosen.sequences]
+    found = np.empty(int(row_starts[-1]), np.int32)
+    starts = chosen.starts.tolist()
+    # Of most sequences only one; the longer pieces are then written over.
+    found[row_starts[:-1]] = packed(map(getitem, tokens, starts), len(tokens))
+    for place in (chosen.counts > 1).nonzero()[0].tolist():
+        first, end, start = int(row_starts[place]), int(row_starts[place + 1]), starts[place]
+        found[first:end] = tokens[place][start : start + end - first]
+    return found
 
 
-@dataclass(slots=True)
-class _Rows:
-    """The rows of a step; `places` [T] says to which sequence each belongs."""
-
-    tokens: list[int]
-    positions: Int32
-    row_starts: Int32
-    places: Int32
-
-
-def _single_rows(chosen: Selection) -> _Rows:
-    """Each sequence has one row, as in a step of decodes."""
-    if chosen.counts == chosen.wants:
-        tokens = [sequence.tokens[-1] for sequence in chosen.sequences]
-    else:
-        pairs = zip(chosen.sequences, chosen.starts, strict=True)
-        tokens = [sequence.tokens[start] for sequence, start in pairs]
-    row_starts = np.arange(len(tokens) + 1, dtype=np.int32)
-    return _Rows(tokens, chosen.ends() - np.int32(1), row_starts, row_starts[:-1])
-
-
-def _many_rows(chosen: Selection) -> _Rows:
-    """Some sequence has several rows."""
-    counts = np.array(chosen.counts, np.int32)
-    row_starts = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=row_starts[1:])
-    places = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    positions = np.arange(row_starts[-1], dtype=np.int32)
-    positions += (chosen.ends() - row_starts[1:])[places]
-    tokens: list[int] = []
-    for sequence, start, count in zip(chosen.sequences, chosen.starts, chosen.counts, strict=True):
-        tokens += sequence.tokens[start : start + count]
-    return _Rows(tokens, positions, row_starts, places)
+def _wanted(chosen: Selection, row_starts: Int32) -> tuple[Int32, Int32, bool]:
+    """(rows of logits that each sequence wants [S], these rows [R], whether any is scored)."""
+    samples = chosen.counts == chosen.wants
+    wanted = samples.astype(np.int32)
+    scored = [
+        place for place, sequence in enumerate(chosen.sequences) if scores_prompt(sequence)
+    ]
+    if not scored:
+        return wanted, row_starts[1:][samples] - np.int32(1), False
+    wanted[scored] = chosen.counts[scored]
+    rows = [
+        np.arange(end - count, end, dtype=np.int32)
+        for end, count in zip(row_starts[1:].tolist(), wanted.tolist(), strict=True)
+    ]
+    return wanted, np.concatenate(rows), True
 
 
 def scores_prompt(sequence: Sequence) -> bool:

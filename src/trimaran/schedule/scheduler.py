@@ -18,42 +18,26 @@ preempted for another, so it ends; under first come, first served the next one i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from trimaran.cache.manager import KVCacheManager
 from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import CapacityError
 from trimaran.core.request import FinishReason, Sequence, SequenceStatus
-from trimaran.core.step_plan import StepPlan
 from trimaran.schedule.capacity import Capacity, make_capacity
-from trimaran.schedule.chunking import Chunking, FixedChunk
+from trimaran.schedule.chunking import Chunking, make_chunking
+from trimaran.schedule.cost_model import StepCostModel, StepLoad
 from trimaran.schedule.order import Order, make_order
-from trimaran.schedule.plan_builder import PlanBuilder, ScheduledSequence, scores_prompt
-from trimaran.schedule.selection import Selection
+from trimaran.schedule.output_length import OutputLengths
+from trimaran.schedule.plan_builder import PlanBuilder, scores_prompt
+from trimaran.schedule.running import Places, Running, packed
+from trimaran.schedule.selection import NOBODY, Selection
+from trimaran.schedule.step import ScheduledSequence, ScheduledStep
 
 __all__ = ["ScheduledSequence", "ScheduledStep", "Scheduler"]
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledStep:
-    """One step's decision.
-
-    Attributes:
-        entries: who is in it, in the order of the plan's rows.
-        plan: what the back end executes.
-        preempted: who lost its blocks since the last step was made, and has not ended.
-        prefill_tokens: rows of sequences that had more than one token to compute.
-        decode_tokens: rows of sequences that had just one.
-        time: when it was made, seconds on the scheduler's clock.
-    """
-
-    entries: list[ScheduledSequence]
-    plan: StepPlan
-    preempted: list[Sequence] = field(default_factory=list)
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    time: float = 0.0
 
 
 class Scheduler:
@@ -72,16 +56,35 @@ class Scheduler:
         order: Order | None = None,
         chunking: Chunking | None = None,
         capacity: Capacity | None = None,
+        max_model_len: int | None = None,
     ) -> None:
+        """
+        Args:
+            order, chunking, capacity: policies to use instead of those that `config` names.
+            max_model_len: tokens a sequence has at most; None: as many as the cache holds.
+        """
         self.kv = kv
         self._clock = clock
         self._seats = config.max_num_seqs
         self._budget = config.max_num_batched_tokens
-        self._order = make_order(config.order) if order is None else order
-        self._chunking = FixedChunk(self._budget) if chunking is None else chunking
-        self._capacity = make_capacity(config.capacity) if capacity is None else capacity
-        self._running: list[Sequence] = []  # in order of admission
+        longest = max_model_len or kv.num_blocks * kv.block_size
+        self.cost = StepCostModel()
+        self.lengths = OutputLengths()
+        self._order = order or make_order(
+            config.order, self._hit, self.cost, self.lengths, longest
+        )
+        self._chunking = chunking or make_chunking(
+            config.chunking, config.chunk_size, self._budget, self._seats, self.cost
+        )
+        self._capacity = capacity or make_capacity(
+            config.capacity, kv.num_blocks, kv.block_size, longest
+        )
+        self._running = Running()
         self._turn: Sequence | None = None  # who of them begins the next step, if not the first
+        self._scoring: set[Sequence] = set()  # who may want every row of its prompt
+        self._numbers: Places = np.arange(16, dtype=np.intp)
+        self._observed = 0
+        self._joined = 0  # how many were admitted in the last step
         self._kept: dict[Sequence, int] = {}  # seats kept free for forks of a sequence
         self._preempted: list[Sequence] = []  # not yet reported in a step
         self._builder = PlanBuilder(kv)
@@ -107,24 +110,29 @@ class Scheduler:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets `child`, with the same tokens as the running `parent`, go on from the parent's
         computed tokens, sharing its blocks. Takes one of the seats kept for the request."""
-        if parent.status is not SequenceStatus.RUNNING or not self._kept.get(parent):
+        kept = self._kept.get(parent, 0)
+        if parent.status is not SequenceStatus.RUNNING or not kept:
             raise AssertionError(f"{parent.id} has no seat for {child.id}")
-        self._kept[parent] -= 1
+        self._kept[parent] = kept - 1
         self.kv.fork(parent, child)
         child.computed = parent.computed
         child.status = SequenceStatus.RUNNING
-        self._running.insert(self._running.index(parent) + 1, child)
+        number = parent.request.params.n - kept
+        self._running.add_fork(parent, child, self.kv.row(child), number)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence in any state and frees what it holds; the first reason stays."""
         if sequence.status is SequenceStatus.FINISHED:
             return
-        if sequence.status is SequenceStatus.RUNNING:
+        waited = sequence.status is SequenceStatus.WAITING
+        if not waited:
             self._stop(sequence)
-        else:
-            self._order.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
+        if waited:
+            self._order.remove(sequence)
+        if sequence.output_length:
+            self.lengths.observe(sequence.output_length, reason is FinishReason.STOP)
 
     # ------------------------------------------------------------------ steps
 
@@ -135,37 +143,70 @@ class Scheduler:
             CapacityError: one sequence has outgrown the cache (its `request_id` says which);
                 once that one is finished, scheduling goes on.
         """
+        running, budget = self._running, self._budget
+        version, owed = running.version, self._turn is not None
+        opened = self._chunking.opens(len(running), self._joined)
         chosen, preempted = self._serve_running()
-        while preempted and not chosen.sequences:  # whoever had the budget lost its blocks
+        while preempted and not len(chosen):  # whoever had the budget lost its blocks
             chosen, preempted = self._serve_running()
-        self._admit(chosen)
-        if not chosen.sequences:
+        first = self._chunking.prompts_first and not owed
+        left = budget if first else budget - chosen.tokens()
+        admitted = self._admit(left, first or not len(chosen)) if opened else NOBODY
+        self._joined = len(admitted)
+        if first and admitted.sequences:
+            chosen = self._fit(chosen, budget - admitted.tokens())
+        chosen = chosen.then(admitted)
+        if not len(chosen):
             return None
-        entries, plan = self._builder.build(chosen)
-        victims = [sequence for sequence in self._preempted if not sequence.finished]
+        together = chosen.decodes and len(chosen) == len(running)
+        step = self._builder.build(chosen, running.lasts() if together else None)
+        step.admitted = admitted.sequences
+        step.preempted = [sequence for sequence in self._preempted if not sequence.finished]
         self._preempted.clear()
-        decodes = chosen.wants.count(1)
-        return ScheduledStep(
-            entries, plan, victims, plan.rows - decodes, decodes, self._clock.now()
-        )
+        step.time = self._clock.now()
+        step.version = version if version == running.version else -1
+        return step
 
     def commit(self, step: ScheduledStep) -> None:
         """The back end has run `step`: its tokens are computed, their full blocks indexed.
         Sequences that have left meanwhile are passed over."""
-        size = self.kv.block_size
-        running = SequenceStatus.RUNNING
-        for entry in step.entries:
-            sequence, start = entry.sequence, entry.start
-            if sequence.status is running and sequence.computed == start:
-                sequence.computed = end = start + entry.count
-                if end // size > start // size:
-                    self.kv.commit(sequence, end)
+        chosen, size = step.chosen, self.kv.block_size
+        ends = step.plan.contexts
+        full = ends // size > chosen.starts // size
+        if step.version != self._running.version:
+            stays = self._still_there(chosen)
+            chosen, ends, full = chosen.keep(stays), ends[stays], full[stays]
+            chosen.places = np.array([self._running.place(s) for s in chosen.sequences], np.intp)
+        self._running.advance(chosen.places, ends)
+        sequences, computed = chosen.sequences, ends.tolist()
+        for sequence, end in zip(sequences, computed, strict=True):
+            sequence.computed = end
+        for place in full.nonzero()[0].tolist():
+            self.kv.commit(sequences[place], computed[place])
+
+    def sampled(self, step: ScheduledStep, tokens: list[int]) -> None:
+        """May be called once `step` is committed, before the tokens that were sampled for
+        `step.sampling()` are appended: spares the next step from looking for them."""
+        if step.version == self._running.version and len(tokens) == len(self._running):
+            chosen = step.chosen
+            places = chosen.places
+            if not chosen.decodes:
+                places = places[chosen.counts == chosen.wants]
+            if len(places) == len(tokens):
+                self._running.sampled(places, packed(tokens, len(tokens)))
+
+    def observe(self, step: ScheduledStep, seconds: float) -> None:
+        """Running `step` took so long, on whatever clock: the cost model learns from it. Of
+        steps in which all decode, which are many and alike, only some are looked at."""
+        self._observed += 1
+        if not step.chosen.decodes or self.cost.observations < 64 or self._observed % 8 == 0:
+            self.cost.observe(StepLoad.of(step.chosen), seconds)
 
     # ------------------------------------------------------------------ state
 
     def has_work(self) -> bool:
         """Whether a sequence runs or waits."""
-        return bool(self._running) or len(self._order) > 0
+        return len(self._running) > 0 or len(self._order) > 0
 
     @property
     def num_running(self) -> int:
@@ -177,7 +218,7 @@ class Scheduler:
 
     def running(self) -> Iterator[Sequence]:
         """Sequences that hold blocks, in order of admission."""
-        return iter(self._running)
+        return iter(self._running.sequences)
 
     def waiting(self) -> Iterator[Sequence]:
         """Sequences that wait, the next one first."""
@@ -188,69 +229,117 @@ class Scheduler:
     def _serve_running(self) -> tuple[Selection, bool]:
         """Those that run and get something, with blocks for it; and whether that took a
         preemption. The budget of those preempted is not given to others in this step."""
-        sequences = self._in_turn()
-        starts = [sequence.computed for sequence in sequences]
-        wants = [len(sequence.tokens) - sequence.computed for sequence in sequences]
-        counts = self._chunking.share(wants, self._budget)
-        chosen = Selection(sequences, starts, wants, counts)
-        self._turn = None
-        if not all(counts):
-            left = zip(sequences, wants, counts, strict=True)
-            self._turn = next((s for s, want, count in left if want and not count), None)
-            chosen.keep([count > 0 for count in counts])
+        running, chunking = self._running, self._chunking
+        wants, starts = running.wants(), running.computed.copy()
+        chunking.begin(starts, wants, running.targets)
+        number, turn, self._turn = len(wants), self._turn, None
+        if not number:
+            return NOBODY, False
+        places = self._places(number)
+        decodes = turn is None and number <= self._budget and bool((wants == 1).all())
+        if decodes and not self._someone_scores():
+            chosen = Selection(
+                running.sequences.copy(), places, running.rows.copy(), starts, wants, wants, True
+            )
+        else:
+            if turn is not None:
+                places = np.roll(places, -running.place(turn))
+            starts, wants = starts[places], wants[places]
+            counts = chunking.share(starts, wants, self._budget)
+            sequences = [running.sequences[place] for place in places.tolist()]
+            chosen = Selection(sequences, places, running.rows[places], starts, wants, counts)
+            if not counts.all():
+                passed = (wants > 0) & (counts == 0)
+                self._turn = sequences[int(passed.argmax())] if passed.any() else None
+                chosen = chosen.keep(counts > 0)
         preempted = self._find_blocks(chosen)
         if preempted:
-            running = SequenceStatus.RUNNING
-            chosen.keep([sequence.status is running for sequence in chosen.sequences])
+            status = SequenceStatus.RUNNING
+            chosen = chosen.keep(np.array([s.status is status for s in chosen.sequences], bool))
         return chosen, preempted
 
-    def _in_turn(self) -> list[Sequence]:
-        """Those that run (a copy), beginning with the one whose turn it is."""
-        if self._turn is None:
-            return self._running.copy()
-        at = self._running.index(self._turn)
-        return self._running[at:] + self._running[:at]
+    def _places(self, number: int) -> Places:
+        """0 .. number - 1, not to be written to."""
+        if number > len(self._numbers):
+            self._numbers = np.arange(2 * number, dtype=np.intp)
+        return self._numbers[:number]
+
+    def _someone_scores(self) -> bool:
+        """Whether one of those that run wants every row of its prompt."""
+        if self._scoring:
+            self._scoring = {s for s in self._scoring if s in self._running and scores_prompt(s)}
+        return bool(self._scoring)
+
+    def _fit(self, chosen: Selection, budget: int) -> Selection:
+        """The first of those that run, as far as `budget` goes; the next ones have a turn."""
+        fits = np.cumsum(chosen.counts) <= budget
+        if fits.all():
+            return chosen
+        self._turn = chosen.sequences[int(fits.argmin())]
+        return chosen.keep(fits)
+
+    def _still_there(self, chosen: Selection) -> npt.NDArray[np.bool_]:
+        """[S] who still runs, and is as far as it was when the step was made."""
+        running = SequenceStatus.RUNNING
+        flags = [
+            sequence.status is running and sequence.computed == start
+            for sequence, start in zip(chosen.sequences, chosen.starts.tolist(), strict=True)
+        ]
+        return np.array(flags, bool)
 
     def _find_blocks(self, chosen: Selection) -> bool:
         """Finds blocks for the tokens of each; returns whether anyone was preempted."""
         before = len(self._preempted)
-        for place in self.kv.short(chosen.sequences, chosen.ends()):
-            sequence = chosen.sequences[place]
-            end = sequence.computed + chosen.counts[place]
+        ends = chosen.ends()
+        short = self.kv.short(chosen.rows, ends)
+        if not len(short):
+            return False
+        if chosen.decodes and self.kv.allocate_next(chosen.rows[short], chosen.starts[short]):
+            return False
+        for place in short.tolist():
+            sequence, end = chosen.sequences[place], int(ends[place])
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
             while not self.kv.allocate(sequence, end):
                 self._check_fits(sequence, end)
-                victim = self._capacity.victim(self._running, sequence)
+                victim = self._capacity.victim(self._running.sequences, sequence)
                 self._preempt(victim)
                 if victim is sequence:
                     break
         return len(self._preempted) > before
 
-    def _admit(self, chosen: Selection) -> None:
-        """Admits who waits while seats, blocks and budget last."""
-        budget = self._budget - sum(chosen.counts)
+    def _admit(self, budget: int, alone: bool) -> Selection:
+        """Admits who waits while seats, blocks and budget last.
+
+        Args:
+            alone: nobody who runs is to be served before them.
+        """
+        parts: list[tuple[Sequence, int, int, int, int, int]] = []
         free = self._seats - len(self._running) - sum(self._kept.values())
-        while budget > 0 and (sequence := self._order.peek()) is not None:
+        if budget <= 0 or free <= 0 or not len(self._order):
+            return NOBODY
+        self._order.begin()
+        while budget > 0 and free > 0 and (sequence := self._order.peek()) is not None:
             seats = 1 if sequence.forked else sequence.request.params.n
-            if seats > free:
+            if seats > free or not self._capacity.admits(sequence):
                 break
             match = self.kv.no_match if scores_prompt(sequence) else self.kv.match
             prefix = match(sequence)
             want = sequence.total - prefix.tokens
-            (count,) = self._chunking.share([want], budget)
+            count = self._chunking.admit(prefix.tokens, want, budget, alone and not parts)
             if count == 0:
                 break
-            if not self.kv.admit(sequence, prefix, self._capacity.reserve(sequence)):
-                if not self._running:  # all blocks are to be had, and still too few
-                    self._check_fits(sequence, self._capacity.reserve(sequence))
+            if not self.kv.admit(sequence, prefix, sequence.total):
+                if not len(self._running):  # all blocks are to be had, and still too few
+                    self._check_fits(sequence, sequence.total)
                 break
-            self._start(sequence, prefix.tokens, seats - 1)
-            chosen.append(sequence, prefix.tokens, want, count)
+            row = self._start(sequence, prefix.tokens, seats - 1)
+            parts.append((sequence, len(self._running) - 1, row, prefix.tokens, want, count))
             budget, free = budget - count, free - seats
+        return Selection.of(parts) if parts else NOBODY
 
-    def _start(self, sequence: Sequence, computed: int, kept: int) -> None:
-        """Moves a sequence from those that wait to those that run."""
+    def _start(self, sequence: Sequence, computed: int, kept: int) -> int:
+        """Moves a sequence from those that wait to those that run; its table's row."""
         self._order.remove(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.computed = computed
@@ -258,7 +347,12 @@ class Scheduler:
             sequence.cached = computed
         if kept:
             self._kept[sequence] = kept
-        self._running.append(sequence)
+        if scores_prompt(sequence):
+            self._scoring.add(sequence)
+        row = self.kv.row(sequence)
+        self._running.add(sequence, row, kept)
+        self._capacity.started(sequence)
+        return row
 
     def _preempt(self, sequence: Sequence) -> None:
         """Takes its blocks back; it computes again, after what the index still has."""
@@ -271,12 +365,17 @@ class Scheduler:
 
     def _stop(self, sequence: Sequence) -> None:
         """Takes a sequence out of those that run; its turn goes to the one after it."""
-        at = self._running.index(sequence)
-        del self._running[at]
+        at = self._running.remove(sequence)
         if self._turn is sequence:
-            self._turn = self._running[at] if at < len(self._running) else None
-        self._kept.pop(sequence, None)
+            behind = self._running.sequences[at : at + 1]
+            self._turn = behind[0] if behind else None
+        self._capacity.stopped(sequence, self._kept.pop(sequence, 0))
         self.kv.release(sequence)
+
+    def _hit(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that the prefix cache has now and that spare it
+        computing them."""
+        return 0 if scores_prompt(sequence) else self.kv.match(sequence).tokens
 
     def _check_fits(self, sequence: Sequence, tokens: int) -> None:
         if self.kv.blocks_for(tokens) > self.kv.num_blocks:
