@@ -12,6 +12,7 @@ from trimaran.cache.block_pool import BlockPool
 from trimaran.cache.block_table import BlockTable, TableMatrix
 from trimaran.cache.hash_index import HashIndex
 from trimaran.cache.prefix_index import Match, NoIndex, PrefixIndex
+from trimaran.cache.window_group import WindowGroup
 from trimaran.core.request import Sequence
 
 Int32 = npt.NDArray[np.int32]
@@ -48,6 +49,9 @@ class KVCacheManager:
         index: the index to use instead of a `HashIndex`.
     """
 
+    more: tuple[WindowGroup, ...] = ()
+    """Groups of layers with tables of their own, beside those that `tables` are of."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -79,13 +83,24 @@ class KVCacheManager:
             sequence.tokens, sequence.request.cache_salt, len(sequence.tokens) - 1
         )
 
+    def match_up_to(self, sequence: Sequence, tokens: int) -> Match:
+        """The longest stored prefix of the sequence's first `tokens` tokens."""
+        return self.index.match(sequence.tokens, sequence.request.cache_salt, tokens)
+
     def no_match(self, sequence: Sequence) -> Match:
         """The empty prefix: for a sequence whose every row is wanted."""
         return self.index.match((), sequence.request.cache_salt, 0)
 
-    def admit(self, sequence: Sequence, match: Match, up_to: int) -> bool:
+    def admit(
+        self, sequence: Sequence, match: Match, up_to: int, rows: int | None = None
+    ) -> bool:
         """Gives a sequence a table that begins with `match` and has blocks for positions
-        below `up_to`; or changes nothing and returns False where there aren't enough."""
+        below `up_to`; or changes nothing and returns False where there aren't enough.
+
+        Args:
+            rows: tokens that the next step computes: layers with windows (`GroupedKVCache`)
+                need blocks for these alone.
+        """
         pool = self.pool
         fresh = max(0, self.blocks_for(up_to) - len(match.blocks))
         resting = sum(pool.references(block) == 0 for block in match.blocks)

@@ -329,7 +329,7 @@ class Scheduler:
             count = self._chunking.admit(prefix.tokens, want, budget, alone and not parts)
             if count == 0:
                 break
-            if not self.kv.admit(sequence, prefix, sequence.total):
+            if not self.kv.admit(sequence, prefix, sequence.total, count):
                 if not len(self._running):  # all blocks are to be had, and still too few
                     self._check_fits(sequence, sequence.total)
                 break
