@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from trimaran.cache.block_pool import BlockPool
 from trimaran.cache.hash_index import HashIndex
 from trimaran.cache.prefix_index import Cursor, NoIndex
+from trimaran.core.namespace import Namespace
 
 
 def allocate(pool: BlockPool, count: int) -> list[int]:
@@ -44,7 +45,7 @@ def test_every_block_is_free_held_or_cached(size: int, operations: list[tuple[st
         elif operation == "store" and held:
             block = held[at % len(held)][0]
             if block not in index:
-                assert index.insert(Cursor(""), [number], block) == block
+                assert index.insert(Cursor(Namespace()), [number], block) == block
         pool.check(held)
         assert pool.num_free + pool.num_held + pool.num_cached == size
         assert pool.num_held == len({block for (block,) in held})
@@ -54,8 +55,8 @@ def test_free_blocks_go_before_cached_ones_and_these_by_age() -> None:
     index = HashIndex(block_size=1)
     pool = BlockPool(3, index)
     first, second, third = allocate(pool, 3)
-    index.insert(Cursor(""), [1], first)
-    index.insert(Cursor(""), [2], second)
+    index.insert(Cursor(Namespace()), [1], first)
+    index.insert(Cursor(Namespace()), [2], second)
     for block in (second, third, first):
         pool.release(block)
     assert (pool.num_free, pool.num_cached) == (1, 2)
@@ -67,8 +68,8 @@ def test_a_cached_block_that_is_used_again_becomes_the_youngest() -> None:
     index = HashIndex(block_size=1)
     pool = BlockPool(2, index)
     first, second = allocate(pool, 2)
-    index.insert(Cursor(""), [1], first)
-    index.insert(Cursor(""), [2], second)
+    index.insert(Cursor(Namespace()), [1], first)
+    index.insert(Cursor(Namespace()), [2], second)
     pool.release(first)
     pool.release(second)
     pool.retain(first)
@@ -80,8 +81,8 @@ def test_clearing_the_index_frees_cached_blocks_and_leaves_held_ones() -> None:
     index = HashIndex(block_size=1)
     pool = BlockPool(3, index)
     cached, held, _ = allocate(pool, 3)
-    index.insert(Cursor(""), [1], cached)
-    index.insert(Cursor(""), [2], held)
+    index.insert(Cursor(Namespace()), [1], cached)
+    index.insert(Cursor(Namespace()), [2], held)
     pool.release(cached)
     pool.clear_index()
     assert (pool.num_free, pool.num_held, pool.num_cached) == (1, 2, 0)

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from trimaran.cache.hash_index import HashIndex, block_hash
 from trimaran.cache.prefix_index import Cursor, NoIndex, PrefixIndex
+from trimaran.core.namespace import Namespace
 
 SEQUENCES = st.lists(
     st.tuples(
-        st.sampled_from(["", "tenant"]),
+        st.sampled_from([Namespace(), Namespace("tenant"), Namespace("", "tenant")]),
         st.lists(st.integers(0, 1), max_size=12),
         st.sampled_from(["store", "match", "evict"]),
     ),
@@ -19,7 +20,9 @@ SEQUENCES = st.lists(
 )
 
 
-def longest(stored: set[tuple[str, tuple[int, ...]]], salt: str, tokens: list[int]) -> int:
+def longest(
+    stored: set[tuple[Namespace, tuple[int, ...]]], salt: Namespace, tokens: list[int]
+) -> int:
     hit = 0
     for end in range(2, len(tokens) + 1, 2):
         if (salt, tuple(tokens[:end])) not in stored:
@@ -30,10 +33,10 @@ def longest(stored: set[tuple[str, tuple[int, ...]]], salt: str, tokens: list[in
 
 @given(operations=SEQUENCES, keys=st.sampled_from([None, 3, 40]))
 def test_match_is_the_longest_stored_prefix(
-    operations: list[tuple[str, list[int], str]], keys: int | None
+    operations: list[tuple[Namespace, list[int], str]], keys: int | None
 ) -> None:
     index = HashIndex(2, block_hash if keys is None else lambda p, t: block_hash(p, t) % keys)
-    stored: set[tuple[str, tuple[int, ...]]] = set()
+    stored: set[tuple[Namespace, tuple[int, ...]]] = set()
     fresh = iter(range(10_000))
     for salt, tokens, operation in operations:
         if operation == "store":
@@ -69,7 +72,7 @@ def test_match_is_the_longest_stored_prefix(
 
 
 def fill(index: PrefixIndex, tokens: list[int], first_block: int, salt: str = "") -> Cursor:
-    cursor = Cursor(salt)
+    cursor = Cursor(Namespace(salt))
     for start in range(0, len(tokens), 2):
         index.insert(cursor, tokens[start : start + 2], first_block + start // 2)
     return cursor
@@ -79,19 +82,20 @@ def test_the_limit_is_respected_and_partial_blocks_are_not_found() -> None:
     index = HashIndex(2)
     fill(index, [1, 2, 3, 4, 5, 6], 10)
     tokens = [1, 2, 3, 4, 5, 6]
-    assert [index.match(tokens, "", limit).tokens for limit in range(7)] == [0, 0, 2, 2, 4, 4, 6]
-    assert index.match([1, 2, 3, 9, 5, 6], "", 6).blocks == [10]
-    assert index.match([2, 3, 4, 5], "", 4).blocks == []
+    hits = [index.match(tokens, Namespace(), limit).tokens for limit in range(7)]
+    assert hits == [0, 0, 2, 2, 4, 4, 6]
+    assert index.match([1, 2, 3, 9, 5, 6], Namespace(), 6).blocks == [10]
+    assert index.match([2, 3, 4, 5], Namespace(), 4).blocks == []
 
 
 def test_an_equal_block_is_stored_once() -> None:
     index = HashIndex(2)
     fill(index, [1, 2, 3, 4], 10)
-    cursor = Cursor("")
+    cursor = Cursor(Namespace())
     assert index.insert(cursor, [1, 2], 20) == 10
     assert index.insert(cursor, [3, 4], 21) == 11
     assert index.insert(cursor, [5, 6], 22) == 22
-    assert index.match([1, 2, 3, 4, 5, 6], "", 6).blocks == [10, 11, 22]
+    assert index.match([1, 2, 3, 4, 5, 6], Namespace(), 6).blocks == [10, 11, 22]
     assert 20 not in index
     assert len(index) == 3
 
@@ -99,11 +103,11 @@ def test_an_equal_block_is_stored_once() -> None:
 def test_salts_never_share() -> None:
     index = HashIndex(2)
     fill(index, [1, 2], 10, "a")
-    assert index.match([1, 2], "", 2).tokens == 0
-    assert index.match([1, 2], "b", 2).tokens == 0
+    assert index.match([1, 2], Namespace(), 2).tokens == 0
+    assert index.match([1, 2], Namespace("b"), 2).tokens == 0
     fill(index, [1, 2], 20, "b")
-    assert index.match([1, 2], "a", 2).blocks == [10]
-    assert index.match([1, 2], "b", 2).blocks == [20]
+    assert index.match([1, 2], Namespace("a"), 2).blocks == [10]
+    assert index.match([1, 2], Namespace("b"), 2).blocks == [20]
 
 
 def test_when_all_keys_collide_hits_are_missed_and_never_wrong() -> None:
@@ -112,9 +116,9 @@ def test_when_all_keys_collide_hits_are_missed_and_never_wrong() -> None:
     other = fill(index, [5, 6], 20)
     assert other.closed
     assert len(index) == 1
-    assert index.match([1, 2, 3, 4], "", 4).blocks == [10]
-    assert index.match([5, 6], "", 2).blocks == []
-    assert index.match([1, 2], "salt", 2).blocks == []
+    assert index.match([1, 2, 3, 4], Namespace(), 4).blocks == [10]
+    assert index.match([5, 6], Namespace(), 2).blocks == []
+    assert index.match([1, 2], Namespace("salt"), 2).blocks == []
     index.check()
 
 
@@ -135,7 +139,7 @@ def test_clear_returns_the_unheld_blocks() -> None:
     index.unheld(11)
     assert index.clear() == [11]
     assert (len(index), index.num_unheld) == (0, 0)
-    assert index.match([1, 2, 3, 4], "", 4).tokens == 0
+    assert index.match([1, 2, 3, 4], Namespace(), 4).tokens == 0
     index.check()
 
 
@@ -152,11 +156,12 @@ def test_check_finds_a_wrong_count_and_a_wrong_order() -> None:
     index = HashIndex(2)
     fill(index, [1, 2, 3, 4], 10)
     index.unheld(10)  # before the block that continues it
-    index.unheld(11)
-    with pytest.raises(AssertionError, match="leaves come first"):
+    with pytest.raises(AssertionError, match="who holds block 11 holds the one before it"):
         index.check()
-    index.evict()
-    with pytest.raises(AssertionError, match="what block 11 continues is stored"):
+    index.unheld(11)
+    index.check()
+    index._by_block[10].children = 0
+    with pytest.raises(AssertionError, match="block 10 counts its children"):
         index.check()
 
 
@@ -164,6 +169,6 @@ def test_without_a_prefix_cache_nothing_is_found() -> None:
     index = NoIndex()
     cursor = fill(index, [1, 2, 3, 4], 10)
     assert cursor.blocks == 2
-    assert index.match([1, 2, 3, 4], "", 4).blocks == []
+    assert index.match([1, 2, 3, 4], Namespace(), 4).blocks == []
     assert (len(index), index.num_unheld, 10 in index) == (0, 0, False)
     assert index.clear() == []

@@ -146,7 +146,9 @@ def test_a_preempted_sequence_finds_its_own_prefix_and_reports_the_first_hit() -
     engine.drain()
     assert (first.preemptions, second.preemptions > 0) == (0, True)
     assert second.cached == 0
-    assert engine.kv.usage().hit_tokens > 0
+    usage = engine.kv.usage()
+    assert (usage.queried_tokens, usage.hit_tokens) == (30, 0)  # as first admitted
+    assert usage.resumed_tokens > 0
     alone = make_engine(num_blocks=8, block_size=4)
     alone.add([0], 1)
     alone.add([2] * 14, 4)

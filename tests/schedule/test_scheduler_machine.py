@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Row
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -16,9 +19,12 @@ from support.scheduling import FakeEngine, contents, make_engine
 
 from trimaran.cache.hash_index import HashIndex, block_hash
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.radix_index import RadixIndex
 from trimaran.core.config import CAPACITIES, CHUNKINGS, ORDERS
 from trimaran.core.errors import CapacityError
+from trimaran.core.namespace import Namespace
 from trimaran.core.request import FinishReason, Sequence, SequenceStatus
+from trimaran.core.retention import Retention
 from trimaran.core.slo import BATCH, STANDARD, SloClass
 from trimaran.schedule.capacity import MaxUtilization
 from trimaran.schedule.scheduler import ScheduledStep
@@ -43,7 +49,7 @@ class AnyVictim(MaxUtilization):
         return running[self.count % len(running)]
 
 
-class WatchedIndex(HashIndex):
+class WatchedHashIndex(HashIndex):
     """Counts evictions."""
 
     evictions = 0
@@ -53,8 +59,23 @@ class WatchedIndex(HashIndex):
         return super().evict()
 
 
+class WatchedRadixIndex(RadixIndex):
+    """Counts evictions."""
+
+    evictions = 0
+
+    def evict(self) -> int:
+        self.evictions += 1
+        return super().evict()
+
+
+Prefix = tuple[Namespace, tuple[int, ...]]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
+    radix = False
     engine: FakeEngine
+    index: WatchedHashIndex | WatchedRadixIndex
 
     @initialize(
         num_blocks=st.integers(3, 20),
@@ -72,9 +93,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     ):
         if chunking == "static" and order == "longest-prefix":
             order = "fcfs"  # which don't go together
-        self.collides = keys > 0
-        self.index = WatchedIndex(
-            block_size, (lambda parent, t: block_hash(parent, t) % keys) if keys else block_hash
+        self.collides = keys > 0 and not self.radix
+        self.index = (
+            WatchedRadixIndex(block_size)
+            if self.radix
+            else WatchedHashIndex(
+                block_size, (lambda parent, t: block_hash(parent, t) % keys) if keys else block_hash
+            )
         )
         self.kv = KVCacheManager(num_blocks, block_size, index=self.index)
         self.orderly = orderly
@@ -91,7 +116,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.capacity = num_blocks * block_size
         self.seats, self.budget = max_num_seqs, budget
         self.added: list[Sequence] = []
-        self.committed: set[tuple[str, tuple[int, ...]]] = set()  # prefixes of full blocks
+        self.full: set[Prefix] = set()  # committed, in full blocks
+        self.committed: set[Prefix] = set()  # as far as a step got
         self.unstored: set[Sequence] = set()  # ran while the index was cleared
 
     # ------------------------------------------------------------------ what can happen
@@ -100,13 +126,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=PROMPTS,
         n=st.sampled_from([1, 1, 1, 2, 3]),
         salt=st.sampled_from(["", "", "a"]),
+        adapter=st.sampled_from(["", "", "a"]),
+        retention=st.sampled_from([None, None, Retention(80, 5.0), Retention(10)]),
         scored=st.booleans(),
         more=st.integers(1, 12),
         priority=st.integers(-2, 2),
         slo=st.sampled_from([STANDARD, BATCH, SloClass("fast", tpot=0.004)]),
         times=st.sampled_from([1, 1, 2, 3]),
     )
-    def add(self, prompt, n, salt, scored, more, priority, slo, times):  # type: ignore[no-untyped-def]
+    def add(  # type: ignore[no-untyped-def]
+        self, prompt, n, salt, adapter, retention, scored, more, priority, slo, times
+    ):
         for _ in range(times):  # equal prompts are computed at the same time
             try:
                 added = self.engine.add(
@@ -114,6 +144,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     more,
                     n=min(n, self.seats),
                     salt=salt,
+                    adapter=adapter,
+                    retention=retention,
                     prompt_logprobs=0 if scored else None,
                     priority=priority,
                     slo=slo,
@@ -122,6 +154,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.promises, "whose prompt fits is refused"
                 continue
             self.added.append(added)
+
+    @rule(seconds=st.sampled_from([0.5, 3.0]))
+    def pass_time(self, seconds):  # type: ignore[no-untyped-def]
+        self.engine.clock.advance(seconds)
 
     @rule(times=st.integers(1, 4))
     def step(self, times):  # type: ignore[no-untyped-def]
@@ -167,6 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def reset(self):  # type: ignore[no-untyped-def]
         self.kv.reset_prefix_cache()
+        self.full.clear()
         self.committed.clear()
         self.unstored = set(self.engine.scheduler.running())
         assert self.kv.usage().cached == 0 and len(self.index) == 0
@@ -176,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def schedule(self) -> ScheduledStep | None:
         waiting = {s: s.cached for s in self.engine.scheduler.waiting()}
         clean = self.index.evictions == 0 and not self.collides
-        stored = set(self.committed)
+        full, committed = set(self.full), set(self.committed)
         step = self.engine.schedule()
         if step is None:
             assert not self.engine.scheduler.has_work(), "there is work, and nothing runs"
@@ -197,27 +234,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sequence.status is SequenceStatus.RUNNING
             if sequence not in waiting:
                 continue
-            hit = self.longest(sequence, stored)
+            least, most = self.longest(sequence, full), self.longest(sequence, committed)
             if sequence.request.params.prompt_logprobs is not None and not sequence.output:
                 assert entry.start == 0
             elif clean and self.index.evictions == 0:
-                assert entry.start == hit
+                assert least <= entry.start <= most
+                assert self.radix or least == most
             else:
-                assert entry.start <= hit
+                assert entry.start <= most
             if sequence.preemptions == 0:
                 assert sequence.cached == entry.start < sequence.prompt_length
             else:
                 assert sequence.cached == waiting[sequence]
         return step
 
-    def longest(self, sequence: Sequence, stored: set[tuple[str, tuple[int, ...]]]) -> int:
-        """The longest stored prefix of full blocks that leaves a token over."""
-        size, salt, hit = self.kv.block_size, sequence.request.cache_salt, 0
-        for end in range(size, sequence.total, size):
-            if (salt, tuple(sequence.tokens[:end])) not in stored:
-                break
-            hit = end
-        return hit
+    def longest(self, sequence: Sequence, stored: set[Prefix]) -> int:
+        """The longest stored prefix that leaves a token over, in full blocks or to the token."""
+        namespace, tokens = sequence.request.namespace, sequence.tokens[:-1]
+        prefixes = [prefix for name, prefix in stored if name == namespace]
+        hit = max((common(prefix, tokens) for prefix in prefixes), default=0)
+        return hit if self.radix else hit - hit % self.kv.block_size
 
     def finish_step(self, step: ScheduledStep) -> None:
         ended = [entry.sequence.finished for entry in step.entries]
@@ -226,8 +262,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for entry, gone in zip(step.entries, ended, strict=True):
             sequence = entry.sequence
             if not gone and sequence not in self.unstored:
-                for end in range(size, entry.start + entry.count + 1, size):
-                    self.committed.add((sequence.request.cache_salt, tuple(sequence.tokens[:end])))
+                namespace, end = sequence.request.namespace, entry.start + entry.count
+                self.full.add((namespace, tuple(sequence.tokens[: end - end % size])))
+                self.committed.add((namespace, tuple(sequence.tokens[:end])))
 
     # ------------------------------------------------------------------ what must hold
 
@@ -262,9 +299,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         size = self.kv.block_size
         for block in range(self.kv.num_blocks):
             if block in self.index:
-                salt, tokens = self.index.prefix(block)
-                assert (salt, tuple(tokens)) in self.committed
-                assert self.engine.backend.block(block) == contents(salt, tokens)[-size:]
+                namespace, tokens = self.index.prefix(block)
+                assert any(
+                    name == namespace and common(prefix, tokens) == len(tokens)
+                    for name, prefix in self.committed
+                )
+                here = contents(namespace, tokens)[(len(tokens) - 1) // size * size :]
+                assert self.engine.backend.block(block)[: len(here)] == here
+                assert self.radix or len(here) == size
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -283,9 +325,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check()
 
 
-def test_any_history_conserves_blocks_and_contents() -> None:
+class RadixSchedulerMachine(SchedulerMachine):
+    radix = True
+
+
+def common(one: Row[int], two: Row[int]) -> int:
+    """Tokens with which both begin."""
+    length = 0
+    for left, right in zip(one, two, strict=False):
+        if left != right:
+            break
+        length += 1
+    return length
+
+
+@pytest.mark.parametrize("machine", [SchedulerMachine, RadixSchedulerMachine])
+def test_any_history_conserves_blocks_and_contents(machine: type[SchedulerMachine]) -> None:
     run_state_machine_as_test(
-        SchedulerMachine,
+        machine,
         settings=settings(
             max_examples=300,
             stateful_step_count=40,

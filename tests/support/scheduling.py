@@ -13,11 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from trimaran.cache.indices import make_index
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.prefix_index import NoIndex
 from trimaran.core.clock import VirtualClock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import CapacityError
+from trimaran.core.namespace import Namespace
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.slo import STANDARD, SloClass
 from trimaran.schedule.capacity import Capacity
@@ -27,9 +31,9 @@ from trimaran.schedule.scheduler import ScheduledStep, Scheduler
 Content = tuple[int, int, int]  # token, position, hash of the prefix that ends with it
 
 
-def contents(salt: str, tokens: Iterable[int]) -> list[Content]:
+def contents(namespace: Namespace, tokens: Iterable[int]) -> list[Content]:
     """What the slots of a sequence must hold, one entry a position."""
-    context = len(salt) + 1000 * sum(map(ord, salt))
+    context = int.from_bytes(namespace.digest()[:7], "little")
     found: list[Content] = []
     for position, token in enumerate(tokens):
         context = hash((context, token))
@@ -52,9 +56,7 @@ class FakeBackend:
         self._check_shape(step)
         self._copy(step)
         written: set[int] = set()
-        expected = [
-            contents(e.sequence.request.cache_salt, e.sequence.tokens) for e in step.entries
-        ]
+        expected = [contents(e.sequence.request.namespace, e.sequence.tokens) for e in step.entries]
         plan, size = step.plan, self.kv.block_size
         for number, entry in enumerate(step.entries):
             first = int(plan.row_starts[number])
@@ -144,11 +146,12 @@ class FakeEngine:
     def add(
         self, prompt: list[int], max_tokens: int = 4, *, n: int = 1, salt: str = "",
         prompt_logprobs: int | None = None, priority: int = 0, slo: SloClass = STANDARD,
+        adapter: str = "", retention: Retention | None = None,
     ) -> Sequence:  # fmt: skip
         params = SamplingParams(n=n, max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
         request = Request(
             f"r{next(self._ids)}", list(prompt), params, self.clock.now(), priority,
-            cache_salt=salt, slo=slo,
+            cache_salt=salt, slo=slo, adapter=adapter, retention=retention,
         )  # fmt: skip
         sequence = Sequence(request, 0, list(prompt))
         self.scheduler.add(sequence)
@@ -193,7 +196,7 @@ class FakeEngine:
                     self.end_one(each, FinishReason.LENGTH)
 
     def _next(self, sequence: Sequence) -> int:
-        context = contents(sequence.request.cache_salt, sequence.tokens)[-1][2]
+        context = contents(sequence.request.namespace, sequence.tokens)[-1][2]
         return hash((context, sequence.index)) % self.vocabulary
 
     def _tell(self, step: ScheduledStep) -> None:
@@ -243,12 +246,14 @@ class FakeEngine:
 def make_engine(
     num_blocks: int = 64, block_size: int = 4, *, max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64, prefix_cache: bool = True,
-    kv: KVCacheManager | None = None, chunking: Chunking | str | None = None,
-    capacity: Capacity | str | None = None, **options: Any,
+    index: str = "hash", kv: KVCacheManager | None = None,
+    chunking: Chunking | str | None = None, capacity: Capacity | str | None = None,
+    **options: Any,
 ) -> FakeEngine:  # fmt: skip
     """An engine over `kv`, or over a new cache of that size; policies by name, or as objects."""
     if kv is None:
-        kv = KVCacheManager(num_blocks, block_size, prefix_cache)
+        made = make_index(index, block_size) if prefix_cache else NoIndex()
+        kv = KVCacheManager(num_blocks, block_size, index=made)
     for name, value in (("chunking", chunking), ("capacity", capacity)):
         if isinstance(value, str):
             options[name] = value

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trimaran.cache.manager import KVCacheManager
 from trimaran.compute.backend import Backend
 from trimaran.compute.reference.backend import ReferenceBackend
 from trimaran.core.clock import VirtualClock
 from trimaran.core.config import EngineConfig
 from trimaran.engine.core import EngineCore
+from trimaran.engine.factory import make_cache
 from trimaran.models.config import ModelConfig
 from trimaran.models.llama import LlamaModel, expected_tensors
 from trimaran.models.model import Model
@@ -104,7 +104,7 @@ def make_core(
     backend = backend or ReferenceBackend(model)
     backend.allocate_cache(blocks, config.block_size)
     clock = VirtualClock()
-    kv = KVCacheManager(blocks, config.block_size, config.prefix_cache)
+    kv = make_cache(config, blocks)
     length = min(model.config.context_length, blocks * config.block_size)
     return EngineCore(
         model.config,

@@ -27,14 +27,17 @@ class BlockTable:
         row: of the matrix that mirrors it.
         blocks: physical blocks in order of position.
         cursor: where its committed tokens end in the prefix index.
+        copied: tokens computed when its last block came to be a copy; more than these are
+            computed once a step has run, and only then the copy is known to be made.
     """
 
-    __slots__ = ("blocks", "cursor", "row")
+    __slots__ = ("blocks", "copied", "cursor", "row")
 
-    def __init__(self, row: int, blocks: list[int], cursor: Cursor) -> None:
+    def __init__(self, row: int, blocks: list[int], cursor: Cursor, copied: int) -> None:
         self.row = row
         self.blocks = blocks
         self.cursor = cursor
+        self.copied = copied
 
 
 class TableMatrix:

@@ -63,6 +63,11 @@ class GroupedKVCache(KVCacheManager):
         self._counts_only = num_blocks == 0
         self.more = self.groups[1:] if self._counts_only else self.groups
 
+    def at(self, now: float) -> None:
+        super().at(now)
+        for group in self.groups:
+            group.at(now)
+
     # ------------------------------------------------------------------ sequences
 
     def match(self, sequence: Sequence) -> Match:
@@ -75,9 +80,7 @@ class GroupedKVCache(KVCacheManager):
                 return found
             found = self.match_up_to(sequence, tokens)
 
-    def admit(
-        self, sequence: Sequence, match: Match, up_to: int, rows: int | None = None
-    ) -> bool:
+    def admit(self, sequence: Sequence, match: Match, up_to: int, rows: int | None = None) -> bool:
         start = match.tokens
         if any(group.lacks(sequence, start, up_to, rows) for group in self.groups):
             return False
@@ -109,8 +112,8 @@ class GroupedKVCache(KVCacheManager):
         for group in self.groups:
             self._expect_row(child, group.fork(parent, child))
 
-    def release(self, sequence: Sequence) -> None:
-        super().release(sequence)
+    def release(self, sequence: Sequence, *, sound: bool = True) -> None:
+        super().release(sequence, sound=sound)
         for group in self.groups:
             group.release(sequence)
 

@@ -14,6 +14,7 @@ from trimaran.cache.hash_index import HashIndex
 from trimaran.cache.prefix_index import Match, NoIndex, PrefixIndex
 from trimaran.cache.window_group import WindowGroup
 from trimaran.core.request import Sequence
+from trimaran.core.retention import Retention
 
 Int32 = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.intp]
@@ -24,8 +25,9 @@ class CacheUsage:
     """Blocks by state (free + held + cached = total), and prefix hits since the start.
 
     Attributes:
-        queried_tokens: tokens of sequences that were looked up when they were admitted.
+        queried_tokens: tokens of sequences that were looked up when they were first admitted.
         hit_tokens: those of them that were found.
+        resumed_tokens: found again by sequences that came back after preemption.
     """
 
     total: int
@@ -34,6 +36,12 @@ class CacheUsage:
     cached: int
     queried_tokens: int
     hit_tokens: int
+    resumed_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the tokens looked up, the share that was found; 0 before the first."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
 
 class KVCacheManager:
@@ -70,7 +78,14 @@ class KVCacheManager:
         self._by_row: dict[int, BlockTable] = {}
         self._matrix = TableMatrix()
         self._copies: list[tuple[int, int]] = []
-        self._queried = self._hit = 0
+        self._queried = self._hit = self._resumed = 0
+        self._now = 0.0
+
+    def at(self, now: float) -> None:
+        """It is `now`, seconds on the scheduler's clock: what was to be kept until then isn't
+        any more."""
+        self._now = now
+        self.index.at(now)
 
     # ------------------------------------------------------------------ sequences
 
@@ -80,24 +95,27 @@ class KVCacheManager:
         At least one token is left over, so that there is a row to sample from.
         """
         return self.index.match(
-            sequence.tokens, sequence.request.cache_salt, len(sequence.tokens) - 1
+            sequence.tokens, sequence.request.namespace, len(sequence.tokens) - 1
         )
 
     def match_up_to(self, sequence: Sequence, tokens: int) -> Match:
         """The longest stored prefix of the sequence's first `tokens` tokens."""
-        return self.index.match(sequence.tokens, sequence.request.cache_salt, tokens)
+        return self.index.match(sequence.tokens, sequence.request.namespace, tokens)
 
     def no_match(self, sequence: Sequence) -> Match:
         """The empty prefix: for a sequence whose every row is wanted."""
-        return self.index.match((), sequence.request.cache_salt, 0)
+        return self.index.match((), sequence.request.namespace, 0)
 
-    def admit(
-        self, sequence: Sequence, match: Match, up_to: int, rows: int | None = None
-    ) -> bool:
+    def admit(self, sequence: Sequence, match: Match, up_to: int, rows: int | None = None) -> bool:
         """Gives a sequence a table that begins with `match` and has blocks for positions
         below `up_to`; or changes nothing and returns False where there aren't enough.
 
+        The partial part of the match is copied into a block of its own (see `take_copies`).
+        The source isn't held: even where it is evicted for this sequence or another of the
+        same step, it is read before anything is written.
+
         Args:
+            up_to: above `match.tokens`.
             rows: tokens that the next step computes: layers with windows (`GroupedKVCache`)
                 need blocks for these alone.
         """
@@ -106,15 +124,21 @@ class KVCacheManager:
         resting = sum(pool.references(block) == 0 for block in match.blocks)
         if fresh > pool.available - resting:
             return False
+        self.index.used(match)
         for block in match.blocks:
             pool.retain(block)
         added = pool.allocate(fresh)
         assert added is not None
+        if match.source is not None and match.source != added[0]:
+            self._copies.append((match.source, added[0]))
         blocks = match.blocks + added
         table = self._open(sequence, blocks, match)
         self._matrix.writable[table.row] = len(blocks) * self.block_size
-        self._queried += len(sequence.tokens)
-        self._hit += match.tokens
+        if sequence.preemptions:
+            self._resumed += match.tokens
+        else:
+            self._queried += len(sequence.tokens)
+            self._hit += match.tokens
         return True
 
     def allocate(self, sequence: Sequence, up_to: int) -> bool:
@@ -133,8 +157,7 @@ class KVCacheManager:
         if fresh is None:
             return False
         for place in foreign:
-            copied = place * self.block_size < sequence.computed
-            self._replace(table, place, fresh.pop(), copied)
+            self._replace(table, place, fresh.pop(), sequence.computed)
         self._matrix.extend(table.row, length, fresh)
         table.blocks.extend(fresh)
         self._matrix.writable[table.row] = wanted * self.block_size
@@ -188,10 +211,14 @@ class KVCacheManager:
         opened = self._open(child, match.blocks, match)
         self._matrix.writable[[table.row, opened.row]] = parent.computed
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence, *, sound: bool = True) -> None:
         """Takes a sequence's table away; unknown ones are ignored.
 
-        The last block is released first, so that a prefix outlives what continues it.
+        Its last, partly filled block is stored too. The last block is released first, so
+        that a prefix outlives what continues it.
+
+        Args:
+            sound: that block may be stored; not after a step of the sequence failed.
         """
         table = self._tables.pop(sequence, None)
         if table is None:
@@ -199,6 +226,10 @@ class KVCacheManager:
         if self._copies:
             own = set(table.blocks)
             self._copies = [copy for copy in self._copies if copy[1] not in own]
+        if sound and sequence.computed > table.copied:
+            self._store_tail(table, sequence)
+        if sequence.request.retention is not None:
+            self._keep_prompt(table, sequence, sequence.request.retention)
         for block in reversed(table.blocks):
             self.pool.release(block)
         self._matrix.give_back(table.row, len(table.blocks))
@@ -252,6 +283,7 @@ class KVCacheManager:
             cached=pool.num_cached,
             queried_tokens=self._queried,
             hit_tokens=self._hit,
+            resumed_tokens=self._resumed,
         )
 
     def reset_prefix_cache(self) -> None:
@@ -270,8 +302,10 @@ class KVCacheManager:
         for sequence, table in self._tables.items():
             row = self._matrix.blocks[table.row]
             length = len(table.blocks)
-            if row[:length].tolist() != table.blocks or (row[length:] != -1).any() or (
-                self._matrix.lengths[table.row] != length
+            if (
+                row[:length].tolist() != table.blocks
+                or (row[length:] != -1).any()
+                or (self._matrix.lengths[table.row] != length)
             ):
                 raise AssertionError(f"the row of {sequence.id} differs from its table")
             if length * self.block_size < sequence.computed:
@@ -286,10 +320,25 @@ class KVCacheManager:
     def _open(self, sequence: Sequence, blocks: list[int], match: Match) -> BlockTable:
         if sequence in self._tables:
             raise AssertionError(f"{sequence.id} has a table already")
-        table = BlockTable(self._matrix.take_row(), blocks, match.cursor)
+        table = BlockTable(self._matrix.take_row(), blocks, match.cursor, match.tokens)
         self._matrix.extend(table.row, 0, blocks)
         self._tables[sequence] = self._by_row[table.row] = table
         return table
+
+    def _store_tail(self, table: BlockTable, sequence: Sequence) -> None:
+        """Stores the partly filled last block, where nobody else goes on from it."""
+        place, filled = divmod(sequence.computed, self.block_size)
+        if filled and place == table.cursor.blocks:
+            block = table.blocks[place]
+            if self.pool.references(block) == 1 and block not in self.index:
+                tokens = sequence.tokens[sequence.computed - filled : sequence.computed]
+                self.index.insert_tail(table.cursor, tokens, block)
+
+    def _keep_prompt(self, table: BlockTable, sequence: Sequence, retention: Retention) -> None:
+        until = None if retention.seconds is None else self._now + retention.seconds
+        for block in table.blocks[: self.blocks_for(sequence.prompt_length)]:
+            if block in self.index:
+                self.index.keep(block, retention.priority, until)
 
     def _foreign(self, table: BlockTable, first: int, stop: int) -> list[int]:
         """Places of the table in [first, stop) whose blocks are not its own alone."""
@@ -302,10 +351,11 @@ class KVCacheManager:
             if self.pool.references(blocks[place]) > 1 or blocks[place] in self.index
         ]
 
-    def _replace(self, table: BlockTable, place: int, new: int, copied: bool) -> None:
+    def _replace(self, table: BlockTable, place: int, new: int, computed: int) -> None:
         old = table.blocks[place]
-        if copied:
+        if place * self.block_size < computed:
             self._copies.append((old, new))
+            table.copied = computed
         self.pool.release(old)
         table.blocks[place] = new
         self._matrix.extend(table.row, place, [new])

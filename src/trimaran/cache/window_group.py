@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from trimaran.cache.block_pool import BlockPool
 from trimaran.cache.block_table import Rows, TableMatrix
-from trimaran.cache.window_index import Digest, WindowIndex, block_digests, namespace_digest
+from trimaran.cache.window_index import Digest, WindowIndex, block_digests, first_digest
 from trimaran.core.request import Sequence
 
 Int32 = npt.NDArray[np.int32]
@@ -89,6 +89,7 @@ class WindowGroup:
         self._tables: dict[Sequence, WindowTable] = {}
         self._copies: list[tuple[int, int]] = []
         self._found = _Found()
+        self._now = 0.0
 
     # ------------------------------------------------------------------ sequences
 
@@ -129,7 +130,7 @@ class WindowGroup:
             self.matrix.take_row(),
             [GONE] * first + kept + added,
             first,
-            digests[-1] if digests else _name(sequence),
+            digests[-1] if digests else first_digest(sequence.request.namespace),
             len(digests),
         )
         self._open(sequence, table)
@@ -175,6 +176,7 @@ class WindowGroup:
             table.committed += 1
         first = self._first_place(computed)
         if first > table.first:
+            self._keep(table, sequence, first)
             for place in range(table.first, first):
                 self.pool.release(table.blocks[place])
                 table.blocks[place] = GONE
@@ -188,9 +190,7 @@ class WindowGroup:
         for block in blocks[table.first :]:
             self.pool.retain(block)
         row = self.matrix.take_row()
-        opened = WindowTable(
-            row, blocks, table.first, table.digest, table.committed, table.closed
-        )
+        opened = WindowTable(row, blocks, table.first, table.digest, table.committed, table.closed)
         self._open(child, opened)
         self.matrix.writable[[table.row, row]] = parent.computed
         return row
@@ -203,9 +203,15 @@ class WindowGroup:
         if self._copies:
             own = set(table.held())
             self._copies = [copy for copy in self._copies if copy[1] not in own]
+        self._keep(table, sequence, len(table.blocks))
         for block in reversed(table.held()):
             self.pool.release(block)
         self.matrix.give_back(table.row, len(table.blocks))
+
+    def at(self, now: float) -> None:
+        """It is `now`, seconds on the scheduler's clock."""
+        self._now = now
+        self.index.at(now)
 
     # ------------------------------------------------------------------ for a step's plan
 
@@ -272,7 +278,10 @@ class WindowGroup:
         count, found = tokens // self.block_size, self._found
         if found.sequence is not sequence or len(found.digests) < count:
             digests = block_digests(
-                _name(sequence), sequence.tokens[:tokens], 0, self.block_size
+                first_digest(sequence.request.namespace),
+                sequence.tokens[:tokens],
+                0,
+                self.block_size,
             )
             self._found = found = _Found(sequence, digests)
         return found.digests[:count]
@@ -301,6 +310,19 @@ class WindowGroup:
             self.pool.release(block)
             self._put(table, place, stands)
 
+    def _keep(self, table: WindowTable, sequence: Sequence, stop: int) -> None:
+        """Blocks before place `stop` are about to be let go: those of the prompt's last window
+        are kept as long as the request asks for."""
+        retention = sequence.request.retention
+        if retention is None:
+            return
+        until = None if retention.seconds is None else self._now + retention.seconds
+        end = sequence.prompt_length // self.block_size
+        begin = max(table.first, self._first_place(end * self.block_size))
+        for block in table.blocks[begin : min(end, stop)]:
+            if block in self.index:
+                self.index.keep(block, retention.priority, until)
+
     def _put(self, table: WindowTable, place: int, block: int) -> None:
         table.blocks[place] = block
         self.matrix.extend(table.row, place, [block])
@@ -313,8 +335,3 @@ class WindowGroup:
             for place in range(max(first, table.first), min(stop, len(blocks)))
             if self.pool.references(blocks[place]) > 1 or blocks[place] in self.index
         ]
-
-
-def _name(sequence: Sequence) -> Digest:
-    request = sequence.request
-    return namespace_digest(request.cache_salt, getattr(request, "adapter", ""))

@@ -8,22 +8,25 @@ its name is a digest of everything up to its end:
 
 Two prefixes with one digest would have to be looked for 2^64 times; they are taken for equal.
 
-Cost: O(block size) a block to match or insert, O(1) to evict the least recently used.
+Cost: O(block size) a block to match or insert, O(log n) to evict the one that goes first (see
+`EvictionOrder`; none continues another here).
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
+
+from trimaran.cache.eviction import EvictionOrder
+from trimaran.core.namespace import Namespace
 
 Digest = bytes
 
 
-def namespace_digest(*parts: str) -> Digest:
+def first_digest(namespace: Namespace) -> Digest:
     """The digest before the first block of all prefixes in a namespace."""
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+    return namespace.digest()
 
 
 def block_digests(first: Digest, tokens: Sequence[int], start: int, size: int) -> list[Digest]:
@@ -42,7 +45,7 @@ class WindowIndex:
     def __init__(self) -> None:
         self._blocks: dict[Digest, int] = {}
         self._digests: dict[int, Digest] = {}
-        self._unheld: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._order = EvictionOrder()
 
     def __contains__(self, block: int) -> bool:
         return block in self._digests
@@ -53,7 +56,7 @@ class WindowIndex:
     @property
     def num_unheld(self) -> int:
         """Stored blocks that nobody holds."""
-        return len(self._unheld)
+        return len(self._order)
 
     def find(self, digest: Digest) -> int | None:
         """The block of that digest."""
@@ -66,30 +69,37 @@ class WindowIndex:
             self._digests[block] = digest
         return stands
 
+    def keep(self, block: int, priority: int, until: float | None) -> None:
+        """Sets the eviction priority of a stored block until a time; None is for good."""
+        self._order.keep(block, priority, until)
+
+    def at(self, now: float) -> None:
+        """It is `now`, seconds on the clock by which priorities run out."""
+        self._order.at(now)
+
     def held(self, block: int) -> None:
         """A stored block has got its first holder."""
-        del self._unheld[block]
+        self._order.held(block)
 
     def unheld(self, block: int) -> None:
         """A stored block has lost its last holder."""
-        self._unheld[block] = None
+        self._order.unheld(block, leaf=True)
 
     def evict(self) -> int:
-        """Takes out and returns the least recently used unheld block. There must be one."""
-        block, _ = self._unheld.popitem(last=False)
+        """Takes out and returns the unheld block that goes first. There must be one."""
+        block = self._order.pop()
         del self._blocks[self._digests.pop(block)]
         return block
 
     def clear(self) -> list[int]:
         """Takes out everything; returns the blocks that were unheld."""
-        unheld = list(self._unheld)
-        for part in (self._blocks, self._digests, self._unheld):
-            part.clear()
-        return unheld
+        self._blocks.clear()
+        self._digests.clear()
+        return self._order.clear()
 
     def check(self) -> None:
         """Raises `AssertionError` where the structure contradicts itself."""
+        stored = set(self._digests)
         if {block: digest for digest, block in self._blocks.items()} != self._digests:
             raise AssertionError("window index: blocks and digests differ")
-        if not self._unheld.keys() <= self._digests.keys():
-            raise AssertionError("window index: an unheld block isn't stored")
+        self._order.check({block for block in stored if block in self._order}, stored)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from trimaran.core.namespace import Namespace
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.slo import STANDARD, SloClass
 
@@ -36,6 +38,8 @@ class Request:
         priority: smaller is served first under the `priority` order.
         cache_salt: prefixes are shared only between requests of equal salt.
         slo: what its class expects of its latency.
+        adapter: name of the weights laid over the model's; prefixes are shared within one.
+        retention: how long the prompt is to stay in the cache afterwards; None is as most.
     """
 
     id: str
@@ -45,6 +49,13 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     slo: SloClass = STANDARD
+    adapter: str = ""
+    retention: Retention | None = None
+
+    @property
+    def namespace(self) -> Namespace:
+        """Within which its prefixes are shared."""
+        return Namespace(self.cache_salt, self.adapter)
 
 
 @dataclass(slots=True, eq=False)

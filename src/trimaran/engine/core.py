@@ -62,6 +62,11 @@ class EngineCore:
                 f"the prompt has {length} tokens; with one to generate, at most"
                 f" {self.max_model_len - 1} fit max_model_len {self.max_model_len}"
             )
+        if request.adapter:
+            raise RequestError(
+                f"the request wants adapter '{request.adapter}', and this engine has none; leave"
+                " it empty"
+            )
         low, high = min(request.prompt), max(request.prompt)
         if low < 0 or high >= self.model.vocab_size:
             bad = low if low < 0 else high
@@ -158,7 +163,9 @@ class EngineCore:
                     picks.append(Pick(child, row))
         return picks
 
-    def _sample(self, step: ScheduledStep, logits: Float32, picks: list[Pick]) -> list[SequenceDelta]:
+    def _sample(
+        self, step: ScheduledStep, logits: Float32, picks: list[Pick]
+    ) -> list[SequenceDelta]:
         if not picks:
             return []
         sampler = self.backend.sampler

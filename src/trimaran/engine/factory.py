@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trimaran.cache.indices import make_index
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.prefix_index import NoIndex
 from trimaran.compute import native
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
@@ -286,6 +288,13 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     return ReferenceBackend(model)
 
 
+def make_cache(config: EngineConfig, blocks: int) -> KVCacheManager:
+    """The bookkeeping of a cache of `blocks` blocks, with the index asked for."""
+    size = config.block_size
+    index = make_index(config.index, size) if config.prefix_cache else NoIndex()
+    return KVCacheManager(blocks, size, index=index)
+
+
 def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineCore:
     """Sizes and allocates the cache, and joins the parts.
 
@@ -298,7 +307,7 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
     if len(groups) == 1 and not groups[0].window:
         plan = plan_cache(config, context, backend.kv_bytes_per_token(), available_bytes())
         backend.allocate_cache(plan.blocks, config.block_size)
-        cache = KVCacheManager(plan.blocks, config.block_size, config.prefix_cache)
+        cache = make_cache(config, plan.blocks)
     else:
         check_groups(config)
         layer_bytes = backend.kv_bytes_per_token() // model.config.num_layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trimaran.cache.grouped import GroupedKVCache
+from trimaran.cache.indices import make_index
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import ConfigError
 from trimaran.engine.group_memory import GroupedPlan
@@ -41,4 +42,5 @@ def make_grouped_cache(
         max_tokens=config.max_num_seqs * plan.max_model_len,
         most_rows=config.max_num_batched_tokens,
         prefix_cache=config.prefix_cache,
+        index=make_index(config.index, config.block_size) if config.prefix_cache else None,
     )

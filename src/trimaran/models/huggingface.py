@@ -133,7 +133,9 @@ def read_config(folder: Path) -> ModelConfig:
     vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
     layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
     gemma3 = name == "Gemma3ForCausalLM"
-    rope, local_rope = _gemma3_ropes(fields, head_dim) if gemma3 else (_rope(fields, head_dim), None)
+    rope, local_rope = (
+        _gemma3_ropes(fields, head_dim) if gemma3 else (_rope(fields, head_dim), None)
+    )
     config = ModelConfig(
         architecture=ARCHITECTURES[name],
         vocab_size=vocab,
@@ -247,16 +249,16 @@ def _gemma3_ropes(fields: Fields, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
         raise fields.wrong("rope_parameters", parameters, "it must be an object")
     kinds = Fields(parameters, f"{fields.where}: rope_parameters")
     ropes = [
-        _nested_rope(kinds, kind, {} if kinds.value(kind) is None else kinds.value(kind), head_dim, base)
+        _nested_rope(
+            kinds, kind, {} if kinds.value(kind) is None else kinds.value(kind), head_dim, base
+        )
         for kind, base in (("full_attention", theta), ("sliding_attention", local))
     ]
     kinds.finish()
     return ropes[0], ropes[1]
 
 
-def _nested_rope(
-    fields: Fields, key: str, value: object, head_dim: int, theta: float
-) -> RopeSpec:
+def _nested_rope(fields: Fields, key: str, value: object, head_dim: int, theta: float) -> RopeSpec:
     """From an object with `rope_type` and perhaps a `rope_theta` of its own."""
     if not isinstance(value, dict):
         raise fields.wrong(key, value, "it must be an object")

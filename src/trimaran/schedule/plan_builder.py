@@ -129,9 +129,7 @@ def _wanted(chosen: Selection, row_starts: Int32) -> tuple[Int32, Int32, bool]:
     """(rows of logits that each sequence wants [S], these rows [R], whether any is scored)."""
     samples = chosen.counts == chosen.wants
     wanted = samples.astype(np.int32)
-    scored = [
-        place for place, sequence in enumerate(chosen.sequences) if scores_prompt(sequence)
-    ]
+    scored = [place for place, sequence in enumerate(chosen.sequences) if scores_prompt(sequence)]
     if not scored:
         return wanted, row_starts[1:][samples] - np.int32(1), False
     wanted[scored] = chosen.counts[scored]

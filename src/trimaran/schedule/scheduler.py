@@ -70,9 +70,7 @@ class Scheduler:
         longest = max_model_len or kv.num_blocks * kv.block_size
         self.cost = StepCostModel()
         self.lengths = OutputLengths()
-        self._order = order or make_order(
-            config.order, self._hit, self.cost, self.lengths, longest
-        )
+        self._order = order or make_order(config.order, self._hit, self.cost, self.lengths, longest)
         self._chunking = chunking or make_chunking(
             config.chunking, config.chunk_size, self._budget, self._seats, self.cost
         )
@@ -126,7 +124,7 @@ class Scheduler:
             return
         waited = sequence.status is SequenceStatus.WAITING
         if not waited:
-            self._stop(sequence)
+            self._stop(sequence, sound=reason is not FinishReason.ERROR)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         if waited:
@@ -143,6 +141,8 @@ class Scheduler:
             CapacityError: one sequence has outgrown the cache (its `request_id` says which);
                 once that one is finished, scheduling goes on.
         """
+        now = self._clock.now()
+        self.kv.at(now)
         running, budget = self._running, self._budget
         version, owed = running.version, self._turn is not None
         opened = self._chunking.opens(len(running), self._joined)
@@ -163,7 +163,7 @@ class Scheduler:
         step.admitted = admitted.sequences
         step.preempted = [sequence for sequence in self._preempted if not sequence.finished]
         self._preempted.clear()
-        step.time = self._clock.now()
+        step.time = now
         step.version = version if version == running.version else -1
         return step
 
@@ -363,14 +363,14 @@ class Scheduler:
         self._order.requeue(sequence)
         self._preempted.append(sequence)
 
-    def _stop(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: Sequence, sound: bool = True) -> None:
         """Takes a sequence out of those that run; its turn goes to the one after it."""
         at = self._running.remove(sequence)
         if self._turn is sequence:
             behind = self._running.sequences[at : at + 1]
             self._turn = behind[0] if behind else None
         self._capacity.stopped(sequence, self._kept.pop(sequence, 0))
-        self.kv.release(sequence)
+        self.kv.release(sequence, sound=sound)
 
     def _hit(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that the prefix cache has now and that spare it

@@ -326,7 +326,9 @@ def fuse_gates(nodes: list[Node]) -> list[Node]:
             and [part.out for part in last.parts] == [node.gate, node.up]
             and all(uses[part.out] == 1 and part.residual is None for part in last.parts)
         ):
-            fused[-1] = GatedLinear(node.out, last.x, *last.parts, isinstance(node, GeluMul))
+            fused[-1] = GatedLinear(
+                node.out, last.x, last.parts[0], last.parts[1], isinstance(node, GeluMul)
+            )
         else:
             fused.append(node)
     return fused
