@@ -4,12 +4,12 @@
     blocks                 [ -1,  -1,   9,   4,   7,   2 ]
                              gone      |<- window ->| next rows
 
-A block that ends before the window of the next row is let go as soon as the row before it is
-computed: it stays cached for others while there is room, and a prefix is found there if the
-blocks of its last window are.
+Whenever a block is full, those that end before the window of the next row are let go: they
+stay cached for others while there is room, and a prefix is found there if the blocks of its
+last window are.
 
 Blocks held by a sequence that computes `c` tokens in a step: at most
-ceil((window - 1 + c) / block_size) + 1.
+ceil((window - 1 + c) / block_size) + 2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A group whose layers see W positions needs, for S sequences of which a step computes R tokens,
 
-    S * (ceil((W - 1) / block_size) + 2) + ceil(R / block_size)        blocks at most,
+    S * (ceil(W / block_size) + 2) + ceil(R / block_size)        blocks at most,
 
 however long the sequences are. It gets twice that, so that as much again stays cached for
 prefixes to be found, but no more than sequences of full length could use, and with all groups
@@ -108,7 +108,7 @@ def _blocks(config: EngineConfig, tokens: int) -> int:
 def _window(config: EngineConfig, group: LayerGroup, length: int, block: int) -> _Window:
     rows, seats = config.max_num_batched_tokens, config.max_num_seqs
     least = _blocks(config, min(length, group.window - 1 + rows)) + 2
-    most = seats * (_blocks(config, group.window - 1) + 2) + _blocks(config, rows)
+    most = seats * (_blocks(config, group.window) + 2) + _blocks(config, rows)
     wanted = min(2 * most, seats * (_blocks(config, length) + 2))
     return _Window(group.window, block * len(group.layers), least, max(least, wanted))
 
