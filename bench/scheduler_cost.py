@@ -28,9 +28,7 @@ SIZES = (1, 32, 64, 256, 1024)
 
 def decoding(count: int, options: dict[str, Any]) -> Scheduler:
     """A scheduler with `count` sequences whose prompts are computed."""
-    config = EngineConfig(
-        max_num_seqs=count, max_num_batched_tokens=max(2048, count), **options
-    )
+    config = EngineConfig(max_num_seqs=count, max_num_batched_tokens=max(2048, count), **options)
     kv = KVCacheManager(count * 40 + 40, config.block_size, config.prefix_cache)
     scheduler = Scheduler(config, kv, SystemClock())
     for number in range(count):

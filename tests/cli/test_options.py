@@ -25,7 +25,7 @@ EVERY_FLAG = """
     --threads 3 --max-model-len 99
     --block-size 8 --kv-cache-bytes 3MiB --kv-memory-fraction 0.25
     --max-num-seqs 5 --max-num-batched-tokens 77 --no-prefix-cache
-    --index radix --order fcfs --chunking fixed --chunk-size 512
+    --index hash --order fcfs --chunking fixed --chunk-size 512
     --capacity max-utilization --engine-seed 11
     --n 2 --temperature 0.5 --top-k 7 --top-p 0.9 --min-p 0.1
     --repetition-penalty 1.5 --presence-penalty -0.5 --frequency-penalty 0.25
@@ -77,7 +77,6 @@ def test_every_flag_reaches_its_field() -> None:
         max_num_seqs=5,
         max_num_batched_tokens=77,
         prefix_cache=False,
-        index="radix",
         chunk_size=512,
         seed=11,
     )

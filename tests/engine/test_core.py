@@ -234,7 +234,8 @@ def test_abort_at_any_time_frees_everything_and_disturbs_nobody(data: st.DataObj
     deltas: list[SequenceDelta] = []
     while core.has_work:
         if victims and data.draw(st.booleans()):
-            deltas += core.abort(f"r{victims.pop()}")
+            for own in core.assemble(core.abort(f"r{victims.pop()}")).values():
+                deltas += own
         deltas += core.step()
         core.scheduler.kv.check()
     for delta in deltas:

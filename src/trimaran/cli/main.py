@@ -19,6 +19,7 @@ from trimaran.cli.parser import EXIT_CODES, FAILED, INTERRUPTED, PIPE_CLOSED, US
 from trimaran.core.errors import ConfigError, ParameterError, TrimaranError, nearest
 
 COMMANDS = {
+    "serve": "an OpenAI-compatible server of a model",
     "chat": "talk with a model in the terminal",
     "generate": "answer a prompt, standard input, or a JSONL file of requests",
     "models": "list, pull, verify and remove the models on this machine",
@@ -84,6 +85,7 @@ def _top_parser() -> Parser:
         description=f"Trimaran, an LLM inference engine.\n\ncommands:\n{listed}",
         epilog=f"""\
 examples:
+  trimaran serve
   trimaran chat
   trimaran generate --chat "Why is the sky blue?" --temperature 0.3
   trimaran generate --input requests.jsonl --output answers.jsonl

@@ -36,7 +36,6 @@ def _with_preset(cls: type[_Config]) -> type[_Config]:
     return cls
 
 
-
 @_with_preset
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -147,7 +146,6 @@ class EngineConfig:
             if name not in known:
                 raise ConfigError(f"unknown engine option '{name}'.{nearest(name, known)}")
         return cls(**options)
-
 
     def step_rows(self, context: int) -> int:
         """Rows a step may have, with sequences of up to `context` tokens."""

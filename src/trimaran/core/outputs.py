@@ -27,9 +27,14 @@ Logprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Times of a request, seconds on the engine's clock; None until they happen."""
+    """Times of a request, seconds on the engine's clock; None until they happen.
+
+    Attributes:
+        prompt_complete: of a request that was opened: when the last of its prompt came.
+    """
 
     arrival: float
+    prompt_complete: float | None = None
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None

@@ -23,6 +23,7 @@ class FinishReason(enum.StrEnum):
 class SequenceStatus(enum.Enum):
     WAITING = enum.auto()  # holds no blocks; also after preemption
     RUNNING = enum.auto()  # holds blocks and is in every step that has budget
+    PARKED = enum.auto()  # holds nothing and waits for more of its prompt, in no queue
     FINISHED = enum.auto()  # ended; holds nothing
 
 
@@ -32,7 +33,7 @@ class Request:
 
     Attributes:
         id: unique among the requests that are not finished.
-        prompt: token ids, at least one.
+        prompt: token ids, at least one once it is complete.
         params: how to sample, when to stop.
         arrival: seconds on the engine's clock.
         priority: smaller is served first under the `priority` order.
@@ -73,6 +74,7 @@ class Sequence:
         cached: how many of the prompt's tokens the prefix index supplied at first admission.
         preemptions: how often its blocks were taken back.
         seed: of its random stream.
+        open: its prompt still arrives: known tokens may be computed, none is sampled.
     """
 
     request: Request
@@ -85,6 +87,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     forked: bool = field(default=False)
+    open: bool = field(default=False)
 
     @property
     def id(self) -> str:
@@ -108,6 +111,12 @@ class Sequence:
     @property
     def output_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do until more of its prompt arrives."""
+        parked = self.status is SequenceStatus.PARKED
+        return self.open and (parked or self.computed == len(self.tokens))
 
     @property
     def finished(self) -> bool:

@@ -62,9 +62,7 @@ class SloClass:
 
 
 def _number(value: object) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 INTERACTIVE = SloClass("interactive", ttft=0.5, tpot=0.03, weight=4.0)

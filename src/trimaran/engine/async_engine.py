@@ -8,11 +8,13 @@ import threading
 from collections.abc import AsyncIterator
 
 from trimaran.core.errors import RequestFailedError
-from trimaran.core.outputs import RequestOutput, SequenceDelta
-from trimaran.core.request import Request
+from trimaran.core.outputs import RequestMetrics, RequestOutput, SequenceDelta
+from trimaran.core.request import FinishReason, Request
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
+from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
 
@@ -41,6 +43,72 @@ class _LoopRelay:
         for queue, deltas in pending:
             for delta in deltas:
                 queue.put_nowait(delta)
+
+
+class RequestStream:
+    """Deltas of one request as they come, until all of its sequences have ended.
+
+    Iterate over it, or take what has come with `ready`. `close` it when leaving early, or the
+    request runs on; used as a context manager it closes itself.
+
+    Attributes:
+        request: as it was handed in.
+        tokens: generated so far, of all its sequences.
+        metrics: its times, once a delta has come.
+        finish_reason: of the sequence that ended last; ERROR where the request failed.
+    """
+
+    def __init__(self, request: Request, thread: EngineThread, relay: _LoopRelay) -> None:
+        self.request = request
+        self.tokens = 0
+        self.metrics: RequestMetrics | None = None
+        self.finish_reason: FinishReason | None = None
+        self._thread = thread
+        self._queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
+        self._unfinished = request.params.n
+        thread.submit(request, lambda deltas: relay.send(self._queue, deltas))
+
+    @property
+    def ended(self) -> bool:
+        """Whether every sequence's last delta has been taken."""
+        return self._unfinished == 0
+
+    async def ready(self) -> list[SequenceDelta]:
+        """What has come since the last call, waiting for at least one delta; empty at the end.
+
+        Raises:
+            RequestFailedError: the request failed while running.
+        """
+        if not self._unfinished:
+            return []
+        found = [await self._queue.get()]
+        while not self._queue.empty():
+            found.append(self._queue.get_nowait())
+        for delta in found:
+            self._unfinished = sequences_left(self._unfinished, delta)
+            self.tokens += len(delta.token_ids)
+            self.metrics = delta.metrics or self.metrics
+            self.finish_reason = delta.finish_reason or self.finish_reason
+            if delta.error is not None:
+                raise RequestFailedError(f"request '{self.request.id}' failed: {delta.error}")
+        return found
+
+    async def __aiter__(self) -> AsyncIterator[SequenceDelta]:
+        while deltas := await self.ready():
+            for delta in deltas:
+                yield delta
+
+    def close(self) -> None:
+        """Aborts the request unless it has ended; may be called twice."""
+        if self._unfinished:
+            self._unfinished = 0
+            self._thread.abort(self.request.id)
+
+    def __enter__(self) -> RequestStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class AsyncEngine:
@@ -74,24 +142,29 @@ class AsyncEngine:
             RequestFailedError: it failed while running.
             EngineClosedError: the engine takes no requests any more.
         """
-        request = self._request(prompt, params, request_id, priority, cache_salt)
-        loop = asyncio.get_running_loop()
-        relay = self._relays.setdefault(id(loop), _LoopRelay(loop))
-        if relay._loop is not loop:  # a loop that ended left its address to this one
-            relay = self._relays[id(loop)] = _LoopRelay(loop)
-        queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
-        unfinished = request.params.n
-        self._thread.submit(request, lambda deltas: relay.send(queue, deltas))
-        try:
-            while unfinished:
-                delta = await queue.get()
-                unfinished = sequences_left(unfinished, delta)
-                if delta.error is not None:
-                    raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
+        with self.start(
+            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        ) as running:
+            async for delta in running:
                 yield delta
-        finally:
-            if unfinished:
-                self._thread.abort(request.id)
+
+    def start(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestStream:
+        """Hands a request in at once and returns its stream; to be called in a running loop.
+
+        Raises:
+            RequestError: it could never be served.
+            EngineClosedError: the engine takes no requests any more.
+        """
+        request = self._request(prompt, params, request_id, priority, cache_salt)
+        return RequestStream(request, self._thread, self._relay())
 
     async def generate(
         self,
@@ -113,9 +186,48 @@ class AsyncEngine:
             collector.add(delta)
         return collector.result()
 
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.alive
+
+    def open(
+        self,
+        params: SamplingParams | None = None,
+        *,
+        chat: ChatFrame | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> OpenRequest:
+        """A request whose prompt arrives piece by piece; what is certain of it is computed
+        meanwhile. To be called in an event loop.
+
+        Args:
+            chat: the prompt is the last message of this conversation, else it is plain text.
+            idle_seconds: without more text for so long it is given up.
+
+        Raises:
+            RequestError: it could never be served; `prompt_logprobs` can't be had.
+            EngineClosedError: the engine takes no requests any more.
+        """
+        return OpenRequest(
+            self._thread,
+            self._make([], params, request_id, priority, cache_salt),
+            self.core.tokenizer,
+            self._relay().send,
+            chat=chat,
+            idle_seconds=idle_seconds,
+        )
+
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes that no request holds."""
+        self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())
 
     async def close(self) -> None:
         """Ends every request and frees the engine."""
@@ -127,6 +239,13 @@ class AsyncEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def _relay(self) -> _LoopRelay:
+        loop = asyncio.get_running_loop()
+        relay = self._relays.setdefault(id(loop), _LoopRelay(loop))
+        if relay._loop is not loop:  # a loop that ended left its address to this one
+            relay = self._relays[id(loop)] = _LoopRelay(loop)
+        return relay
+
     def _request(
         self,
         prompt: Prompt,
@@ -135,9 +254,20 @@ class AsyncEngine:
         priority: int,
         cache_salt: str,
     ) -> Request:
+        ids = prompt_ids(prompt, self.core.tokenizer)
+        return self._make(ids, params, request_id, priority, cache_salt)
+
+    def _make(
+        self,
+        ids: list[int],
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int,
+        cache_salt: str,
+    ) -> Request:
         return Request(
             id=request_id or f"async-{next(self._ids)}",
-            prompt=prompt_ids(prompt, self.core.tokenizer),
+            prompt=ids,
             params=params or SamplingParams(),
             arrival=self.core.clock.now(),
             priority=priority,

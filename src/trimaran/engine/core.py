@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,14 +12,27 @@ from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import SequenceDelta
-from trimaran.core.request import FinishReason, Request
-from trimaran.core.sampling_batch import Float32
+from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
+from trimaran.core.sampling_batch import Float32, SamplingBatch
+from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
+from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
 from trimaran.engine.generation import Generation, LiveRequest, take_token
-from trimaran.engine.sampling import Pick, choose, score_picks, score_prompt
+from trimaran.engine.metrics import EngineMetrics
+from trimaran.engine.sampling import Pick, choose, sampling_batch, score_picks
+from trimaran.engine.side_thread import Job, SideThread
 from trimaran.models.config import ModelConfig
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.schedule.scheduler import ScheduledStep, Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the sampling of a step needs besides its logits; `forks`: a request forks first."""
+
+    picks: list[Pick]
+    batch: SamplingBatch
+    forks: bool
 
 
 class EngineCore:
@@ -45,34 +59,33 @@ class EngineCore:
         self.config = config
         self.max_model_len = max_model_len
         self.clock = clock
+        self.metrics = EngineMetrics()
         self._live: dict[str, LiveRequest] = {}
+        self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
+        self._generations: dict[Sequence, Generation] = {}
+        self._stopped: list[Generation] = []  # by their text; the scheduler doesn't know yet
+        self._computing = False
         self._arrivals = itertools.count()
 
     # ------------------------------------------------------------------ requests
 
-    def check(self, request: Request) -> None:
-        """Raises `RequestError` where a request could never be served."""
+    def check(self, request: Request, *, complete: bool = True) -> None:
+        """Raises `RequestError` where a request could never be served.
+
+        Args:
+            complete: the prompt is all there; of one that isn't, what is there is checked.
+        """
         if request.id in self._live:
             raise RequestError(f"request id '{request.id}' is already in use; give another")
-        length, params = len(request.prompt), request.params
-        if length == 0:
+        params = request.params
+        if complete and not request.prompt:
             raise RequestError("the prompt has no tokens; give at least one")
-        if length >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {length} tokens; with one to generate, at most"
-                f" {self.max_model_len - 1} fit max_model_len {self.max_model_len}"
-            )
         if request.adapter:
             raise RequestError(
                 f"the request wants adapter '{request.adapter}', and this engine has none; leave"
                 " it empty"
             )
-        low, high = min(request.prompt), max(request.prompt)
-        if low < 0 or high >= self.model.vocab_size:
-            bad = low if low < 0 else high
-            raise RequestError(
-                f"the prompt has token id {bad}; this model's are 0 to {self.model.vocab_size - 1}"
-            )
+        self._check_prompt(len(request.prompt), request.prompt)
         for name, ids in (
             ("logit_bias", params.logit_bias or ()),
             ("stop_token_ids", params.stop_token_ids),
@@ -87,25 +100,119 @@ class EngineCore:
             raise RequestError(
                 f"n is {params.n}, above max_num_seqs {self.config.max_num_seqs}; lower it"
             )
+        if not complete and params.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs can't be had for a prompt that still arrives; leave it out, or"
+                " send the prompt at once"
+            )
 
-    def add(self, request: Request) -> None:
+    def _check_prompt(self, length: int, ids: list[int]) -> None:
+        """Raises `RequestError` for a prompt of so many tokens, or one with such ids."""
+        if length >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {length} tokens; with one to generate, at most"
+                f" {self.max_model_len - 1} fit max_model_len {self.max_model_len}"
+            )
+        low, high = min(ids, default=0), max(ids, default=0)
+        if low < 0 or high >= self.model.vocab_size:
+            bad = low if low < 0 else high
+            raise RequestError(
+                f"the prompt has token id {bad}; this model's are 0 to {self.model.vocab_size - 1}"
+            )
+
+    def add(self, request: Request) -> LiveRequest:
         """Takes a request in; its deltas come from the steps that follow.
 
         Raises:
             RequestError: it could never be served.
         """
         self.check(request)
+        live = self._start(request)
+        self.scheduler.add(live.generations[0].sequence)
+        self._take_in(live)
+        return live
+
+    def _start(self, request: Request) -> LiveRequest:
         ordinal = next(self._arrivals)
         seed = request.params.seed
         if seed is None:
             seed = derive_seed(self.config.seed, ordinal)
-        live = LiveRequest.start(
+        return LiveRequest.start(
             request, self.tokenizer, self.model.eos_token_ids, self.max_model_len, seed
         )
-        self.scheduler.add(live.generations[0].sequence)
-        self._live[request.id] = live
 
-    def abort(self, request_id: str) -> list[SequenceDelta]:
+    def _take_in(self, live: LiveRequest) -> None:
+        self._live[live.request.id] = live
+        self._generations[live.generations[0].sequence] = live.generations[0]
+
+    # ------------------------------------------------------------------ prompts that arrive
+
+    def open(self, request: Request) -> LiveRequest:
+        """Takes a request in whose prompt still arrives: `extend`, then `complete`.
+
+        Raises:
+            RequestError: it could never be served.
+        """
+        self.check(request, complete=False)
+        live = self._start(request)
+        sequence = live.generations[0].sequence
+        sequence.open = True
+        sequence.status = SequenceStatus.PARKED
+        self._take_in(live)
+        self._open[request.id] = live
+        return live
+
+    def extend(self, request_id: str, ids: list[int]) -> list[Event]:
+        """More tokens of an open request's prompt, which nothing will change; they are
+        computed as soon as there is room, but for the last one: from its row the first token
+        of the answer is sampled. Ids of requests that aren't open are ignored."""
+        live = self._open.get(request_id)
+        if live is None or not ids:
+            return []
+        known = live.held + ids
+        live.held = known[-1:]
+        return self._grow(live, known[:-1])
+
+    def complete(self, request_id: str, ids: list[int], *, anew: bool = False) -> list[Event]:
+        """The last tokens of an open request's prompt: now it is answered.
+
+        Args:
+            anew: the ids are the whole prompt, and what came before is void.
+        """
+        live = self._open.get(request_id)
+        if live is None:
+            return []
+        sequence = live.generations[0].sequence
+        if anew:
+            self.scheduler.park(sequence)
+            live.request.prompt.clear()
+            sequence.tokens.clear()
+            live.held = []
+        if not (sequence.tokens or live.held or ids):
+            why = "the prompt has no tokens; give at least one"
+            return self._end(live, FinishReason.ERROR, why)
+        events = self._grow(live, live.held + ids)
+        if events:
+            return events
+        del self._open[request_id]
+        sequence.open = False
+        live.complete(self.max_model_len)
+        live.metrics.prompt_complete = self.clock.now()
+        return []
+
+    def _grow(self, live: LiveRequest, ids: list[int]) -> list[Event]:
+        sequence = live.generations[0].sequence
+        try:
+            self._check_prompt(len(sequence.tokens) + len(ids), ids)
+            live.request.prompt += ids
+            sequence.tokens += ids
+            if ids and sequence.status is SequenceStatus.PARKED:
+                self.scheduler.add(sequence)
+        except (RequestError, CapacityError) as error:
+            return self._end(live, FinishReason.ERROR, str(error))
+        return []
+
+    def abort(self, request_id: str) -> list[Event]:
         """Ends a request at once and frees what it holds; unknown ids are ignored."""
         live = self._live.get(request_id)
         return [] if live is None else self._end(live, FinishReason.ABORT)
@@ -116,156 +223,252 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        """Whether a request waits for anything but more of its prompt."""
+        if len(self._live) > len(self._open):
+            return True
+        return any(not live.generations[0].sequence.idle for live in self._open.values())
 
     # ------------------------------------------------------------------ a step
 
     def step(self) -> list[SequenceDelta]:
-        """Runs one step; returns what it added, and to whom."""
+        """Runs one step and finishes everything about it; what it added, and to whom."""
+        return [delta for own in self.assemble(self.compute()).values() for delta in own]
+
+    def compute(self, aside: SideThread | None = None, meanwhile: Job | None = None) -> list[Event]:
+        """Runs one step as far as the next one needs it.
+
+        Args:
+            aside: where `meanwhile` and what prepares the sampling run while the back end
+                computes; without one they run before it.
+            meanwhile: what is left of the step before: its `assemble`, and the delivery.
+
+        Returns:
+            What happened, for `assemble`.
+        """
+        begin = self.clock.now()
         try:
             step = self.scheduler.schedule()
         except CapacityError as error:  # one sequence has outgrown the cache
             if error.request_id not in self._live:
                 raise
-            return self._end(self._live[error.request_id], FinishReason.ERROR, str(error))
+            if meanwhile is not None:
+                meanwhile()  # in which it may turn out to have ended
+            live = self._live.get(error.request_id)
+            return [] if live is None else self._end(live, FinishReason.ERROR, str(error))
         if step is None:
+            if meanwhile is not None:
+                meanwhile()
+            self.metrics.idle()
             return []
-        self._note_scheduled(step)
+        self.metrics.schedule_seconds.observe(self.clock.now() - begin)
+        return self._run(step, aside, meanwhile)
+
+    def _run(
+        self, step: ScheduledStep, aside: SideThread | None, meanwhile: Job | None
+    ) -> list[Event]:
+        prepared: list[Prepared] = []
+
+        def job() -> None:
+            prepared.append(self._prepare(step))
+            if meanwhile is not None:
+                meanwhile()
+
+        failure: Exception | None = None
+        logits: Float32 | None = None
+        self._computing = True
+        if aside is None:
+            job()
+        else:
+            aside.start(job)
+        self.metrics.forward_begins(self.clock.now())
         try:
-            logits = self.backend.run(step.plan)
+            logits = _checked(self.backend.run(step.plan), step.plan)
         except Exception as error:  # whatever it was, only this step's requests pay
-            return self._fail_step(step, f"the step failed: {error}")
+            failure = error
+        finally:
+            self.metrics.forward_ended(self.clock.now())
+            if aside is not None:
+                aside.join()
+            self._computing = False
+        ended = self._take_out_stopped()
+        if logits is None:
+            return self._fail_step(step, f"the step failed: {failure}")
         self.scheduler.commit(step)
-        self._score_prompts(step, logits)
-        return self._sample(step, logits, self._picks(step))
+        events = self._score_prompts(step, logits)
+        ready = prepared[0]
+        if ended or events or ready.forks:
+            ready = self._changed(ready)
+        return events + self._sample(step, logits, ready)
+
+    def _prepare(self, step: ScheduledStep) -> Prepared:
+        """What sampling needs and the logits have no part in."""
+        self._note_scheduled(step)
+        generations = self._generations
+        picks = [
+            Pick(generations[sequence], row)
+            for sequence, row in step.sampling()
+            if not sequence.open
+        ]
+        forks = any(
+            pick.generation.live.request.params.n > 1 and not pick.generation.sequence.forked
+            for pick in picks
+        )
+        return Prepared(picks, sampling_batch(picks), forks)
 
     def _note_scheduled(self, step: ScheduledStep) -> None:
-        now = self.clock.now()
         for sequence in step.admitted:
-            metrics = self._live[sequence.request.id].metrics
+            metrics = self._generations[sequence].live.metrics
             if metrics.first_scheduled is None:
-                metrics.first_scheduled = now
+                metrics.first_scheduled = step.time
                 metrics.cached_tokens = sequence.cached
         for sequence in step.preempted:
             live = self._live.get(sequence.request.id)
             if live is not None:  # else it was aborted before this step
                 live.metrics.preemptions += 1
 
-    def _picks(self, step: ScheduledStep) -> list[Pick]:
-        """Who samples, from which row; a request with n > 1 forks here, all from one row."""
+    def _changed(self, prepared: Prepared) -> Prepared:
+        """Without the sequences that have ended meanwhile; a request with n > 1 forks here,
+        all of it samples from one row."""
         picks: list[Pick] = []
-        for sequence, row in step.sampling():
-            live = self._live[sequence.request.id]
-            picks.append(Pick(live.generations[sequence.index], row))
+        for pick in prepared.picks:
+            sequence, live = pick.generation.sequence, pick.generation.live
+            if sequence.finished:
+                continue
+            picks.append(pick)
             if live.request.params.n > 1 and not sequence.forked:
                 for child in live.fork():
+                    self._generations[child.sequence] = child
                     self.scheduler.fork(sequence, child.sequence)
-                    picks.append(Pick(child, row))
-        return picks
+                    picks.append(Pick(child, pick.row))
+        return Prepared(picks, sampling_batch(picks), forks=False)
 
-    def _sample(
-        self, step: ScheduledStep, logits: Float32, picks: list[Pick]
-    ) -> list[SequenceDelta]:
+    def _sample(self, step: ScheduledStep, logits: Float32, ready: Prepared) -> list[Event]:
+        picks = ready.picks
         if not picks:
             return []
         sampler = self.backend.sampler
         try:
-            tokens, errors = choose(sampler, logits, picks)
+            tokens, errors = choose(sampler, logits, picks, ready.batch)
         except BackendError as error:
             return self._end(picks[0].generation.live, FinishReason.ERROR, str(error))
         if not errors:
             self.scheduler.sampled(step, tokens)  # type: ignore[arg-type]
-        entries = score_picks(sampler, logits, picks, tokens)
+        scores, places = score_picks(sampler, logits, picks, tokens)
         now = self.clock.now()
-        deltas: list[SequenceDelta] = []
+        events: list[Event] = []
         for i, (pick, token) in enumerate(zip(picks, tokens, strict=True)):
             generation = pick.generation
             if generation.sequence.finished:
                 continue
             if token is None:
-                deltas += self._end(generation.live, FinishReason.ERROR, errors[i])
+                events += self._end(generation.live, FinishReason.ERROR, errors[i])
                 continue
-            delta, reason = take_token(generation, token)
-            logprobs = entries[i]
-            delta.logprobs = None if logprobs is None else [logprobs]
-            self._complete(generation, delta, reason, now)
-            deltas.append(delta)
-        return deltas
-
-    def _complete(
-        self,
-        generation: Generation,
-        delta: SequenceDelta,
-        reason: FinishReason | None,
-        now: float,
-    ) -> None:
-        live = generation.live
-        if live.metrics.first_token is None:
-            live.metrics.first_token = now
-            delta.prompt_logprobs = live.prompt_logprobs
-        delta.metrics = live.metrics
-        if reason is None:
-            return
-        delta.finish_reason = reason
-        self.scheduler.finish(generation.sequence, reason)
-        if live.ended:
-            self._forget(live, now)
+            reason = take_token(generation, token)
+            place = places.get(i)
+            events.append(
+                SampledToken(
+                    generation,
+                    token,
+                    generation.sequence.output_length,
+                    reason,
+                    None if place is None else scores,
+                    place or 0,
+                    now,
+                )
+            )
+            if reason is not None:
+                self._finish(generation, reason, now)
+        self.metrics.generated_tokens += len(picks) - len(errors)
+        return events
 
     # ------------------------------------------------------------------ prompt scores
 
-    def _score_prompts(self, step: ScheduledStep, logits: Float32) -> None:
+    def _score_prompts(self, step: ScheduledStep, logits: Float32) -> list[Event]:
         """Each prompt token is scored by the logits of the row before it."""
         if not step.scoring:
-            return
+            return []
+        events: list[Event] = []
         for scheduled in step.entries:
             sequence = scheduled.sequence
-            live = self._live[sequence.request.id]
-            top, found = live.request.params.prompt_logprobs, live.prompt_logprobs
-            if top is None or found is None or len(found) >= sequence.prompt_length:
+            top = sequence.request.params.prompt_logprobs
+            if top is None or sequence.finished:
                 continue
+            live = self._live[sequence.request.id]
+            done = live.prompt_scored  # recomputation after preemption scores nothing twice
             first = scheduled.start + 1  # the token that the chunk's first row predicts
             last = min(scheduled.start + scheduled.count, sequence.prompt_length - 1)
-            done = len(found)  # recomputation after preemption scores nothing twice
-            if last < done or first > done:
+            if done >= sequence.prompt_length or last < done or first > done:
                 continue
             begin = scheduled.logits.start + done - first
             rows = np.arange(begin, begin + last - done + 1, dtype=np.int32)
             targets = np.array(sequence.tokens[done : last + 1], np.int32)
-            found += score_prompt(self.backend.sampler, logits, rows, targets, top, self.tokenizer)
+            try:
+                scores = self.backend.sampler.score(logits, rows, targets, top)
+            except BackendError as error:  # a row of it is no numbers
+                events += self._end(live, FinishReason.ERROR, str(error))
+                continue
+            events.append(ScoredPrompt(live, targets, scores))
+            live.prompt_scored = last + 1
+        return events
+
+    # ------------------------------------------------------------------ deltas
+
+    def assemble(self, events: list[Event]) -> dict[LiveRequest, list[SequenceDelta]]:
+        """Text and deltas of what happened, by request; may run on another thread while this
+        one is inside the back end. Events must come in order, each once."""
+        assembled = assemble(events, self.tokenizer)
+        self._stopped += assembled.stopped
+        if not self._computing:
+            self._take_out_stopped()
+        return assembled.deltas
+
+    def _take_out_stopped(self) -> bool:
+        """Ends the sequences whose text had a stop string; whether there were any. Their rows
+        of the step that has just run are thrown away before anything is made of them."""
+        stopped, self._stopped = self._stopped, []
+        for generation in stopped:
+            self._finish(generation, FinishReason.STOP, self.clock.now())
+        return bool(stopped)
 
     # ------------------------------------------------------------------ endings
 
-    def _fail_step(self, step: ScheduledStep, why: str) -> list[SequenceDelta]:
-        deltas: list[SequenceDelta] = []
+    def _finish(self, generation: Generation, reason: FinishReason, now: float) -> None:
+        """One sequence has ended, perhaps as the last of its request."""
+        self.scheduler.finish(generation.sequence, reason)
+        if generation.live.ended:
+            self._forget(generation.live, now)
+
+    def _fail_step(self, step: ScheduledStep, why: str) -> list[Event]:
+        events: list[Event] = []
         for scheduled in step.entries:
             live = self._live.get(scheduled.sequence.request.id)
             if live is not None:
-                deltas += self._end(live, FinishReason.ERROR, why)
-        return deltas
+                events += self._end(live, FinishReason.ERROR, why)
+        return events
 
     def _end(
         self, live: LiveRequest, reason: FinishReason, error: str | None = None
-    ) -> list[SequenceDelta]:
+    ) -> list[Event]:
         """Ends all of a request's unfinished sequences at once."""
-        deltas: list[SequenceDelta] = []
-        for generation in live.generations:
-            sequence = generation.sequence
-            if sequence.finished:
-                continue
-            self.scheduler.finish(sequence, reason)
-            deltas.append(
-                SequenceDelta(
-                    live.request.id,
-                    sequence.index,
-                    text=generation.text.finish(),
-                    finish_reason=reason,
-                    error=error,
-                    metrics=live.metrics,
-                )
-            )
+        ended = [g for g in live.generations if not g.sequence.finished]
+        for generation in ended:
+            self.scheduler.finish(generation.sequence, reason)
         self._forget(live, self.clock.now())
-        return deltas
+        return [EndedRequest(live, ended, reason, error)]
 
     def _forget(self, live: LiveRequest, now: float) -> None:
-        live.metrics.finished = now
+        if live.metrics.finished is None:
+            live.metrics.finished = now
         self._live.pop(live.request.id, None)
+        self._open.pop(live.request.id, None)
+        for generation in live.generations:
+            self._generations.pop(generation.sequence, None)
+
+
+def _checked(logits: Float32, plan: StepPlan) -> Float32:
+    """The logits, if there is a row for each that was wanted."""
+    if logits.ndim != 2 or len(logits) != len(plan.logit_rows):
+        raise BackendError(
+            f"the back end gave logits of shape {logits.shape} for {len(plan.logit_rows)} rows"
+        )
+    return logits

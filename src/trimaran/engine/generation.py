@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trimaran.core.outputs import Logprobs, RequestMetrics, SequenceDelta
+from trimaran.core.outputs import Logprobs, RequestMetrics
 from trimaran.core.request import FinishReason, Request, Sequence
 from trimaran.core.uniforms import derive_seed
 from trimaran.engine.adjustments import Adjustments, adjustments_for
@@ -14,12 +14,17 @@ from trimaran.models.tokenizer import Tokenizer
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One sequence with what turns its tokens into an answer."""
+    """One sequence with what turns its tokens into an answer.
+
+    Attributes:
+        delivered: its last delta was made.
+    """
 
     live: LiveRequest
     sequence: Sequence
     text: TextStream
     adjustments: Adjustments | None
+    delivered: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +35,10 @@ class LiveRequest:
         eos_ids: the model's tokens that end a sequence (none with `ignore_eos`).
         max_tokens: output tokens at most, the context's end included.
         seed: of the request; each of its sequences derives its own from it.
-        prompt_logprobs: entries found so far, one a prompt token; None when not asked.
+        prompt_logprobs: entries made so far, one a prompt token; None when not asked.
+        prompt_scored: prompt tokens that were scored, the first counting as one.
+        undelivered: sequences whose last delta was not made yet.
+        held: the last known token of a prompt that still arrives, not yet in its sequence.
     """
 
     request: Request
@@ -41,6 +49,9 @@ class LiveRequest:
     metrics: RequestMetrics
     generations: list[Generation] = field(default_factory=list)
     prompt_logprobs: list[Logprobs | None] | None = None
+    prompt_scored: int = 1
+    undelivered: int = 1
+    held: list[int] = field(default_factory=list)
 
     @classmethod
     def start(
@@ -53,22 +64,25 @@ class LiveRequest:
     ) -> LiveRequest:
         """A record with its first sequence; `seed` is the request's random stream."""
         params = request.params
-        room = context - len(request.prompt)
         live = cls(
             request=request,
             tokenizer=tokenizer,
             eos_ids=frozenset() if params.ignore_eos else frozenset(model_eos),
-            max_tokens=room if params.max_tokens is None else min(room, params.max_tokens),
+            max_tokens=_max_tokens(request, context),
             seed=seed,
             metrics=RequestMetrics(arrival=request.arrival),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            undelivered=params.n,
         )
-        live.add(
-            Sequence(
-                request=request, index=0, tokens=list(request.prompt), seed=derive_seed(seed, 0)
-            )
-        )
+        tokens = list(request.prompt)
+        live.add(Sequence(request=request, index=0, tokens=tokens, seed=derive_seed(seed, 0)))
         return live
+
+    def complete(self, context: int) -> None:
+        """Sets anew what depends on the whole prompt, which is there now."""
+        self.max_tokens = _max_tokens(self.request, context)
+        for generation in self.generations:
+            generation.adjustments = self._adjustments()
 
     @property
     def ended(self) -> bool:
@@ -90,12 +104,16 @@ class LiveRequest:
                 params.stop_strings,
                 params.include_stop_str_in_output,
             ),
-            adjustments=adjustments_for(
-                params, self.request.prompt, self.eos_ids | frozenset(params.stop_token_ids)
-            ),
+            adjustments=self._adjustments(),
         )
         self.generations.append(generation)
         return generation
+
+    def _adjustments(self) -> Adjustments | None:
+        params = self.request.params
+        return adjustments_for(
+            params, self.request.prompt, self.eos_ids | frozenset(params.stop_token_ids)
+        )
 
     def fork(self) -> list[Generation]:
         """The sequences 1 .. n-1, as far computed as the first."""
@@ -117,27 +135,22 @@ class LiveRequest:
         ]
 
 
+def _max_tokens(request: Request, context: int) -> int:
+    room, wanted = context - len(request.prompt), request.params.max_tokens
+    return room if wanted is None else min(room, wanted)
+
+
 _FINAL = (FinishReason.ABORT, FinishReason.ERROR)
 
 
-def take_token(generation: Generation, token: int) -> tuple[SequenceDelta, FinishReason | None]:
-    """Appends a sampled token to its sequence; says whether that ended it, and why."""
+def take_token(generation: Generation, token: int) -> FinishReason | None:
+    """Appends a sampled token to its sequence; why that ended it, as far as the token alone
+    can tell: a stop string is found once the text is made."""
     live, sequence = generation.live, generation.sequence
-    params = live.request.params
     sequence.tokens.append(token)
     length = sequence.output_length
     if generation.adjustments is not None:
         generation.adjustments.record(token, length)
-    delta = SequenceDelta(live.request.id, sequence.index, token_ids=[token])
-    if token in live.eos_ids or token in params.stop_token_ids:
-        delta.text = generation.text.finish()
-        delta.stop_reason = None if token in live.eos_ids else token
-        return delta, FinishReason.STOP
-    delta.text, stop = generation.text.push(token, length >= params.min_tokens)
-    if stop is not None:
-        delta.stop_reason = stop
-        return delta, FinishReason.STOP
-    if length >= live.max_tokens:
-        delta.text += generation.text.finish()
-        return delta, FinishReason.LENGTH
-    return delta, None
+    if token in live.eos_ids or token in live.request.params.stop_token_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if length >= live.max_tokens else None

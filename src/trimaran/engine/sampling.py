@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from trimaran.core.errors import BackendError
 from trimaran.core.outputs import Logprob, Logprobs
-from trimaran.core.sampling_batch import Float32, Int32, Sampler, SamplingBatch, Scores
+from trimaran.core.sampling_batch import Float32, Sampler, SamplingBatch, Scores
 from trimaran.core.uniforms import uniform
 from trimaran.engine.generation import Generation
 from trimaran.models.tokenizer import Tokenizer
@@ -25,16 +25,19 @@ class Pick:
 
 
 def choose(
-    sampler: Sampler, logits: Float32, picks: list[Pick]
+    sampler: Sampler, logits: Float32, picks: list[Pick], batch: SamplingBatch
 ) -> tuple[list[int | None], dict[int, str]]:
     """A token for each pick, all rows together.
+
+    Args:
+        batch: `sampling_batch(picks)`.
 
     Returns:
         (tokens, errors): where a row can't be sampled (NaN, nothing allowed) its token is
         None and `errors` has the reason under the pick's index; the others aren't disturbed.
     """
     try:
-        return list(map(int, sampler.choose(logits, sampling_batch(picks)))), {}
+        return list(map(int, sampler.choose(logits, batch))), {}
     except BackendError:
         if len(picks) == 1:
             raise
@@ -86,37 +89,23 @@ def _joined(arrays: list[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
 
 def score_picks(
     sampler: Sampler, logits: Float32, picks: list[Pick], tokens: list[int | None]
-) -> list[Logprobs | None]:
-    """Log-probabilities of the chosen tokens, for the picks that asked for them."""
+) -> tuple[Scores | None, dict[int, int]]:
+    """Scores of the chosen tokens of the picks that asked for log-probabilities.
+
+    Returns:
+        (scores, places): the place in the scores of each such pick, by its index.
+    """
     asked = [
         i
         for i, pick in enumerate(picks)
         if pick.generation.live.request.params.logprobs is not None and tokens[i] is not None
     ]
-    entries: list[Logprobs | None] = [None] * len(picks)
     if not asked:
-        return entries
-    tops = [picks[i].generation.live.request.params.logprobs or 0 for i in asked]
+        return None, {}
+    top = max(picks[i].generation.live.request.params.logprobs or 0 for i in asked)
     chosen = np.array([tokens[i] for i in asked], np.int32)
     rows = np.array([picks[i].row for i in asked], np.int32)
-    scores = sampler.score(logits, rows, chosen, max(tops))
-    for place, (i, top) in enumerate(zip(asked, tops, strict=True)):
-        tokenizer = picks[i].generation.live.tokenizer
-        entries[i] = entry(scores, place, int(chosen[place]), top, tokenizer)
-    return entries
-
-
-def score_prompt(
-    sampler: Sampler,
-    logits: Float32,
-    rows: Int32,
-    targets: Int32,
-    top: int,
-    tokenizer: Tokenizer,
-) -> list[Logprobs]:
-    """Entries of prompt tokens `targets`, each under the logits of the row before it."""
-    scores = sampler.score(logits, rows, targets, top)
-    return [entry(scores, i, int(token), top, tokenizer) for i, token in enumerate(targets)]
+    return sampler.score(logits, rows, chosen, top), {i: at for at, i in enumerate(asked)}
 
 
 def entry(scores: Scores, place: int, token: int, top: int, tokenizer: Tokenizer) -> Logprobs:

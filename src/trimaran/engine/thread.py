@@ -9,11 +9,15 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from trimaran.core.errors import EngineClosedError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request
+from trimaran.engine.assembly import Event
 from trimaran.engine.core import EngineCore
+from trimaran.engine.generation import LiveRequest
+from trimaran.engine.side_thread import SideThread
 
 _SWITCH_SECONDS = 1e-4
 
@@ -26,19 +30,25 @@ class EngineThread:
 
     Between steps the thread takes what callers want (submit, abort) from an inbox; with
     nothing to do it sleeps on it. Should the loop itself die, every request ends with the
-    reason and later ones are refused with it. A process that is forked from this one doesn't
+    reason and later ones are refused with it.
+
+    While the back end computes a step, a second thread makes the deltas of the step before and
+    delivers them (see `engine/assembly.py`). A process that is forked from this one doesn't
     have the thread: there requests are refused, and an engine of its own is to be made.
     """
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, *, overlap: bool = True) -> None:
+        """With `overlap` false nothing is done while the back end computes."""
         self.core = core
+        self._events: list[Event] = []  # of the last step and since, not yet delivered
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._sinks: dict[str, Sink] = {}
+        self._sinks: dict[LiveRequest, Sink] = {}
         self._closing = False
         self._death: str | None = None
         self._lock = threading.Lock()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._process = os.getpid()
+        self._aside = SideThread("trimaran-text") if overlap else None
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # a step in native code must not outlive the interpreter
@@ -50,20 +60,28 @@ class EngineThread:
             RequestError: the request could never be served.
             EngineClosedError: the engine takes no requests any more, or not in this process.
         """
-        if self._forked():
-            raise EngineClosedError(
-                f"no request can be taken: the engine runs in process {self._process}, of which"
-                " this one is a fork; make an engine here"
-            )
-        self.core.check(request)
-        with self._lock:  # so that nothing enters the inbox after the last look at it
-            self._refuse_if_closed()
-            self._inbox.put(lambda: self._add(request, sink))
+        self._hand_in(request, sink, complete=True)
+
+    def open(self, request: Request, sink: Sink) -> None:
+        """Hands a request in whose prompt still arrives, by `extend` and `complete`.
+
+        Raises:
+            RequestError, EngineClosedError: as `submit`.
+        """
+        self._hand_in(request, sink, complete=False)
+
+    def extend(self, request_id: str, ids: list[int]) -> None:
+        """More tokens of an open request's prompt; see `EngineCore.extend`."""
+        self._inbox.put(lambda: self._events.extend(self.core.extend(request_id, ids)))
+
+    def complete(self, request_id: str, ids: list[int], *, anew: bool = False) -> None:
+        """The last tokens of an open request's prompt; see `EngineCore.complete`."""
+        self._inbox.put(lambda: self._events.extend(self.core.complete(request_id, ids, anew=anew)))
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees what it holds before the next step; harmless when it has
         ended. Its sink gets the finish reason ABORT."""
-        self._inbox.put(lambda: self._deliver(self.core.abort(request_id)))
+        self._inbox.put(lambda: self._events.extend(self.core.abort(request_id)))
 
     def call(self, function: Callable[[EngineCore], None]) -> None:
         """Runs `function` on the engine's thread between two steps, some time soon."""
@@ -84,6 +102,17 @@ class EngineThread:
     def alive(self) -> bool:
         return self._death is None and not self._closing and not self._forked()
 
+    def _hand_in(self, request: Request, sink: Sink, complete: bool) -> None:
+        if self._forked():
+            raise EngineClosedError(
+                f"no request can be taken: the engine runs in process {self._process}, of which"
+                " this one is a fork; make an engine here"
+            )
+        self.core.check(request, complete=complete)
+        with self._lock:  # so that nothing enters the inbox after the last look at it
+            self._refuse_if_closed()
+            self._inbox.put(lambda: self._add(request, sink, complete))
+
     def _forked(self) -> bool:
         return os.getpid() != self._process
 
@@ -93,9 +122,11 @@ class EngineThread:
         why = "the engine was closed"
         try:
             while not self._closing:
-                self._take_inbox(wait=not self.core.has_work)
+                self._take_inbox(wait=not self.core.has_work and not self._events)
                 if not self._closing:
-                    self._deliver(self.core.step())
+                    events, self._events = self._events, []
+                    deliver = partial(self._deliver, events) if events else None
+                    self._events = self.core.compute(self._aside, deliver)
         except Exception as error:  # a bug: say so to everybody rather than hang
             why = f"the engine's step loop died: {type(error).__name__}: {error}"
         self._shut(why)
@@ -107,36 +138,38 @@ class EngineThread:
             while True:
                 self._inbox.get_nowait()()
 
-    def _add(self, request: Request, sink: Sink) -> None:
+    def _add(self, request: Request, sink: Sink, complete: bool) -> None:
         if self._death is not None:
             sink([_failed(request.id, self._death)])
             return
         try:
-            self.core.add(request)
+            live = self.core.add(request) if complete else self.core.open(request)
         except Exception as error:  # e.g. an id that came twice at the same time
             sink([_failed(request.id, str(error))])
             return
-        self._sinks[request.id] = sink
+        self._sinks[live] = sink
 
-    def _deliver(self, deltas: list[SequenceDelta]) -> None:
-        grouped: dict[str, list[SequenceDelta]] = {}
-        for delta in deltas:
-            grouped.setdefault(delta.request_id, []).append(delta)
-        for request_id, own in grouped.items():
-            sink = self._sinks[request_id]
-            if not self.core.is_live(request_id):
-                del self._sinks[request_id]
-            sink(own)
+    def _deliver(self, events: list[Event]) -> None:
+        """Makes the deltas of events and hands them over; perhaps on the other thread."""
+        for live, deltas in self.core.assemble(events).items():
+            sink = self._sinks[live]
+            if live.undelivered == 0:
+                del self._sinks[live]
+            sink(deltas)
 
     def _shut(self, why: str) -> None:
         with self._lock:  # from here on nothing enters the inbox
             self._death = why
         with contextlib.suppress(Exception):
             self._take_inbox(wait=False)
-        for request_id, sink in self._sinks.items():
+        with contextlib.suppress(Exception):
+            self._deliver(self._events)
+        for live, sink in self._sinks.items():
             with contextlib.suppress(Exception):
-                sink([_failed(request_id, why)])
+                sink([_failed(live.request.id, why)])
         self._sinks.clear()
+        if self._aside is not None:
+            self._aside.close()
         self.core.backend.close()
 
     def _refuse_if_closed(self) -> None:

@@ -13,12 +13,14 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import tokenizers
 
 from trimaran.core.errors import CheckpointError, UnsupportedModelError
 from trimaran.models import byte_level
+from trimaran.models.folder_seams import find_seams
 from trimaran.models.tokenizer_config import TokenizerConfig
 from trimaran.models.vocabulary import Vocabulary
 
@@ -59,6 +61,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         prefix=_with(prefix, bos, config.flag("add_bos_token"), front=True),
         suffix=_with(suffix, eos, config.flag("add_eos_token"), front=False),
         strips_space=decoder.strips_space,
+        seams=partial(find_seams, tokenizer),
     )
 
 

@@ -26,6 +26,7 @@ from tokenizers import models, pre_tokenizers
 
 from trimaran.core.errors import CheckpointError, UnsupportedModelError, nearest
 from trimaran.models import byte_level
+from trimaran.models.seams import Seams
 from trimaran.models.vocabulary import Vocabulary
 
 log = logging.getLogger("trimaran")
@@ -116,6 +117,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
         eos_token_id=eos,
         prefix=_wanted(keys, "add_bos_token", pre.add_bos, "bos_token_id", bos),
         suffix=_wanted(keys, "add_eos_token", False, "eos_token_id", eos),
+        seams=encoder.seams,
     )
 
 
@@ -241,6 +243,10 @@ class _Encoder:
             [(text, i) for text, i in special if kinds[i] == _USER_DEFINED]
         )
 
+    def seams(self) -> Seams:
+        """All of `PRE_TOKENIZERS` keep to both rules of `models/seams.py`."""
+        return Seams(self._special.texts, after_letters=True, halves=True)
+
     def encode(self, text: str, parse_special: bool) -> list[int]:
         ids: list[int] = []
         special = self._special if parse_special else self._user_defined
@@ -258,6 +264,10 @@ class _SpecialTokens:
     def __init__(self, tokens: Sequence[tuple[str, int]]) -> None:
         self._tokens = tokens
         self._any = re.compile("|".join(re.escape(text) for text, _ in tokens) or "(?!)")
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for text, _ in self._tokens]
 
     def split(self, text: str) -> Iterable[str | int]:
         """The text in pieces, with the ids of the tokens found between them."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trimaran.core.errors import RequestError
+from trimaran.models.incremental import IncrementalEncoder
+from trimaran.models.seams import Seams
 from trimaran.models.vocabulary import Vocabulary
 
 
@@ -49,6 +52,29 @@ class Tokenizer:
         """Whether a prompt starts with the begin-of-sequence token."""
         return self.bos_token_id is not None and self.bos_token_id in self._vocabulary.prefix
 
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """Tokens that the model wants before a prompt."""
+        return self._vocabulary.prefix
+
+    @property
+    def suffix(self) -> tuple[int, ...]:
+        """Tokens that the model wants after a prompt."""
+        return self._vocabulary.suffix
+
+    @functools.cached_property
+    def seams(self) -> Seams | None:
+        """Where a growing text can be cut; None where that isn't known."""
+        return self._vocabulary.seams()
+
+    def incremental(
+        self, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> IncrementalEncoder:
+        """Encodes one text that arrives in pieces; arguments as of `encode`."""
+        return IncrementalEncoder(
+            self, add_special_tokens=add_special_tokens, parse_special=parse_special
+        )
+
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
     ) -> list[int]:
@@ -62,6 +88,15 @@ class Tokenizer:
         Raises:
             RequestError: the text has half of a surrogate pair, which no encoding can hold.
         """
+        self.check_text(text)
+        ids = self._vocabulary.encoder.encode(text, parse_special)
+        if add_special_tokens:
+            return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix]
+        return ids
+
+    @staticmethod
+    def check_text(text: str) -> None:
+        """Raises `RequestError` where a text can't be encoded."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -69,10 +104,6 @@ class Tokenizer:
                 f"the text has half of a surrogate pair (U+{ord(text[error.start]):04X} at"
                 f" character {error.start}); it can't be encoded"
             ) from None
-        ids = self._vocabulary.encoder.encode(text, parse_special)
-        if add_special_tokens:
-            return [*self._vocabulary.prefix, *ids, *self._vocabulary.suffix]
-        return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD.

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from trimaran.models.seams import Seams
+
 
 class TextEncoder(Protocol):
     """From text to ids; safe to call from several threads."""
@@ -26,6 +28,7 @@ class Vocabulary:
         special_ids: control tokens: no text of their own, to be skipped in answers.
         prefix: ids that the model wants before a prompt.
         suffix: ids that the model wants after a prompt.
+        seams: says where a growing text can be cut; None: nobody knows. Called when needed.
         strips_space: the text of a whole sequence loses one leading space (SentencePiece).
     """
 
@@ -38,3 +41,4 @@ class Vocabulary:
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
     strips_space: bool = False
+    seams: Callable[[], Seams | None] = lambda: None

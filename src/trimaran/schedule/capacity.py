@@ -145,7 +145,7 @@ class NoEvict:
         size, params = self._block_size, sequence.request.params
         known = sequence.total
         longest = self._longest
-        if params.max_tokens is not None:
+        if params.max_tokens is not None and not sequence.open:
             longest = min(longest, sequence.prompt_length + params.max_tokens)
         shared = sequence.prompt_length // size
         each = -(-max(longest - 1, known) // size) - shared

@@ -40,11 +40,10 @@ class PlanBuilder:
             row_starts, places, positions = starts, starts[:-1], chosen.starts
             if lasts is None:
                 lasts = np.array([sequence.tokens[-1] for sequence in chosen.sequences], np.int32)
-            step = ScheduledStep(
+            return ScheduledStep(
                 chosen, self._plan(lasts, positions, row_starts, places, ends, chosen, places),
                 starts[1:], ones, decode_tokens=number,
             )  # fmt: skip
-            return step
         rows = int(chosen.counts.sum())
         row_starts = np.zeros(number + 1, np.int32)
         np.cumsum(chosen.counts, out=row_starts[1:])

@@ -159,7 +159,10 @@ class Running:
             raise AssertionError("a sequence's list of tokens was replaced")
         if self._known:
             ends = [(len(own), own[-1]) for own in self.tokens]
-            if list(zip(self._totals.tolist(), self._lasts.tolist(), strict=True))[: len(ends)] != ends:
+            if (
+                list(zip(self._totals.tolist(), self._lasts.tolist(), strict=True))[: len(ends)]
+                != ends
+            ):
                 raise AssertionError("the columns of known tokens differ from the lists")
         if self._tickets != [self._ticket[sequence] for sequence in self.sequences]:
             raise AssertionError("tickets are out of order")

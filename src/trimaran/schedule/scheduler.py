@@ -13,6 +13,10 @@ Nobody starves. With a budget below the number of running sequences the next ste
 with the first one that got nothing, so of R running sequences each is served at least once
 in any R consecutive steps (ceil(R / budget) where all decode). The first admitted is never
 preempted for another, so it ends; under first come, first served the next one is then first.
+
+A sequence whose prompt still arrives is open: what is known of it is computed like anything
+else. With nothing to compute it keeps its seat and its blocks only until somebody needs them:
+then it is parked, before anyone is preempted, and added again when more of it has arrived.
 """
 
 from __future__ import annotations
@@ -85,12 +89,13 @@ class Scheduler:
         self._joined = 0  # how many were admitted in the last step
         self._kept: dict[Sequence, int] = {}  # seats kept free for forks of a sequence
         self._preempted: list[Sequence] = []  # not yet reported in a step
+        self._open: dict[Sequence, None] = {}  # may be idle; those that were closed fall out
         self._builder = PlanBuilder(kv)
 
     # ------------------------------------------------------------------ requests
 
     def add(self, sequence: Sequence) -> None:
-        """Takes a sequence into the waiting ones.
+        """Takes a sequence into the waiting ones: a new one, or one that was parked.
 
         Raises:
             CapacityError: it could never be admitted.
@@ -102,6 +107,8 @@ class Scheduler:
                 " lower n or raise max_num_seqs",
             )
         self._check_fits(sequence, self._capacity.reserve(sequence))
+        if sequence.open:
+            self._open[sequence] = None
         sequence.status = SequenceStatus.WAITING
         self._order.push(sequence)
 
@@ -122,15 +129,24 @@ class Scheduler:
         """Ends a sequence in any state and frees what it holds; the first reason stays."""
         if sequence.status is SequenceStatus.FINISHED:
             return
-        waited = sequence.status is SequenceStatus.WAITING
-        if not waited:
+        ran = sequence.status is SequenceStatus.RUNNING
+        if ran:
             self._stop(sequence, sound=reason is not FinishReason.ERROR)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
-        if waited:
+        if not ran:
             self._order.remove(sequence)
         if sequence.output_length:
             self.lengths.observe(sequence.output_length, reason is FinishReason.STOP)
+
+    def park(self, sequence: Sequence) -> None:
+        """Takes all that an open sequence holds, wherever it is; `add` brings it back."""
+        if sequence.status is SequenceStatus.RUNNING:
+            self._stop(sequence)
+        else:
+            self._order.remove(sequence)
+        sequence.status = SequenceStatus.PARKED
+        sequence.computed = 0
 
     # ------------------------------------------------------------------ steps
 
@@ -301,6 +317,8 @@ class Scheduler:
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
             while not self.kv.allocate(sequence, end):
+                if self._park_one():
+                    continue
                 self._check_fits(sequence, end)
                 victim = self._capacity.victim(self._running.sequences, sequence)
                 self._preempt(victim)
@@ -315,13 +333,16 @@ class Scheduler:
             alone: nobody who runs is to be served before them.
         """
         parts: list[tuple[Sequence, int, int, int, int, int]] = []
-        free = self._seats - len(self._running) - sum(self._kept.values())
-        if budget <= 0 or free <= 0 or not len(self._order):
+        free = self._free_seats()
+        if budget <= 0 or (free <= 0 and not self._open) or not len(self._order):
             return NOBODY
         self._order.begin()
-        while budget > 0 and free > 0 and (sequence := self._order.peek()) is not None:
+        while budget > 0 and (sequence := self._order.peek()) is not None:
             seats = 1 if sequence.forked else sequence.request.params.n
             if seats > free or not self._capacity.admits(sequence):
+                if self._park_one():
+                    free = self._free_seats()
+                    continue
                 break
             match = self.kv.no_match if scores_prompt(sequence) else self.kv.match
             prefix = match(sequence)
@@ -330,6 +351,9 @@ class Scheduler:
             if count == 0:
                 break
             if not self.kv.admit(sequence, prefix, sequence.total, count):
+                if self._park_one():
+                    free = self._free_seats()
+                    continue
                 if not len(self._running):  # all blocks are to be had, and still too few
                     self._check_fits(sequence, sequence.total)
                 break
@@ -337,6 +361,9 @@ class Scheduler:
             parts.append((sequence, len(self._running) - 1, row, prefix.tokens, want, count))
             budget, free = budget - count, free - seats
         return Selection.of(parts) if parts else NOBODY
+
+    def _free_seats(self) -> int:
+        return self._seats - len(self._running) - sum(self._kept.values())
 
     def _start(self, sequence: Sequence, computed: int, kept: int) -> int:
         """Moves a sequence from those that wait to those that run; its table's row."""
@@ -362,6 +389,17 @@ class Scheduler:
         sequence.preemptions += 1
         self._order.requeue(sequence)
         self._preempted.append(sequence)
+
+    def _park_one(self) -> bool:
+        """Takes seat and blocks of an open sequence that has nothing to compute; whether there
+        was one. What it had computed stays in the prefix index until it is evicted."""
+        for sequence in list(self._open):
+            if not sequence.open or sequence.finished:
+                del self._open[sequence]
+            elif sequence.status is SequenceStatus.RUNNING and sequence.idle:
+                self.park(sequence)
+                return True
+        return False
 
     def _stop(self, sequence: Sequence, sound: bool = True) -> None:
         """Takes a sequence out of those that run; its turn goes to the one after it."""

@@ -1,0 +1,141 @@
+"""The ASGI application: endpoints, errors in OpenAI's shape, and the layers around them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from trimaran import __version__
+from trimaran.core.errors import TrimaranError
+from trimaran.serve.errors import INVALID, NOT_FOUND, SERVER, ApiError
+from trimaran.serve.middleware import Bodies, Keys, RequestIds
+from trimaran.serve.routes import (
+    anthropic,
+    chat,
+    completions,
+    context,
+    metrics,
+    responses,
+    state,
+    tokens,
+)
+from trimaran.serve.service import Service
+from trimaran.serve.sse import ClientGoneError, told
+
+log = logging.getLogger("trimaran")
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The whole application around one service."""
+    config = service.config
+    api = FastAPI(
+        title="Trimaran",
+        version=__version__,
+        summary="OpenAI-compatible server of one engine",
+        docs_url=None,
+        redoc_url=None,
+    )
+    api.state.service = service
+    for routes in (chat, completions, responses, anthropic, tokens, state, metrics):
+        api.include_router(routes.router)
+    api.add_exception_handler(RequestValidationError, _invalid)
+    api.add_exception_handler(HTTPException, _http_error)
+    api.add_exception_handler(ClientGoneError, _nobody)
+    for known in (ApiError, TrimaranError):
+        api.add_exception_handler(known, _error)
+    api.add_exception_handler(Exception, _bug)
+    app: ASGIApp = api
+    app = Bodies(app, config.max_body_bytes, config.body_timeout)
+    app = Keys(app, config.api_keys, ("/ui/",))
+    if config.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    return RequestIds(app, config.access_log)
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    return _answer(request, told(error))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    log.error("a request failed: %s", request.url.path, exc_info=error)
+    return _answer(request, told(error))
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message, code = str(error.detail), None
+    if error.status_code == 404:
+        message, code = f"there is no {request.method} {request.url.path} here", "not_found"
+    elif error.status_code == 405:
+        message, code = f"{request.url.path} doesn't take {request.method}", "method_not_allowed"
+    elif error.status_code == 400:
+        message, code = "the body can't be read as JSON", "invalid_json"
+    kind = NOT_FOUND if error.status_code == 404 else INVALID
+    if error.status_code >= 500:
+        kind = SERVER
+    found = ApiError(error.status_code, message, kind, code=code, headers=error.headers)
+    return _answer(request, found)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = _path(first["loc"], error.body, first["type"] in ("missing", "extra_forbidden"))
+    if first["type"] == "json_invalid":
+        message, code, param = "the body isn't valid JSON", "invalid_json", None
+    elif first["type"] == "extra_forbidden":
+        message, code = f"unknown field '{param}'; remove it", "unknown_parameter"
+    elif first["type"] == "missing":
+        message = f"'{param}' is missing" if param else "the body is missing"
+        code = "missing_required_parameter"
+    else:
+        message = f"{param}: {first['msg']}" if param else first["msg"]
+        code = "invalid_value"
+    return _answer(request, ApiError(400, message, param=param, code=code))
+
+
+def _path(where: Sequence[str | int], body: Any, absent: bool) -> str | None:
+    """The field at fault as a client would write it, "messages.0.role".
+
+    Pydantic names the members of a union on the way ("prompt.list[int].0"), which the body
+    doesn't have: they are left out.
+    """
+    found: list[str] = []
+    for i, part in enumerate(where[1:], 2):
+        if _has(body, part):
+            body = body[part]
+        elif not (absent and i == len(where)):
+            continue
+        found.append(str(part))
+    return ".".join(found) or None
+
+
+def _has(body: Any, part: str | int) -> bool:
+    if isinstance(body, Mapping):
+        return part in body
+    return isinstance(body, list) and isinstance(part, int) and part < len(body)
+
+
+def _answer(request: Request, error: ApiError) -> Response:
+    of_anthropic = request.url.path.endswith(("/v1/messages", "/v1/messages/count_tokens"))
+    body = error.anthropic() if of_anthropic else error.body()
+    return context.Json(body, error.status, error.headers)

@@ -1,0 +1,200 @@
+"""What happens to every request before and after its handler: ids, keys, limits, log lines.
+
+Plain ASGI: a layer costs a function call and no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trimaran.serve.errors import AUTH, INVALID, ApiError
+
+access = logging.getLogger("trimaran.access")
+
+OPEN_PATHS = frozenset(
+    {"/", "/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
+)
+"""Asked for without a key: what a load balancer, Prometheus and a browser read first."""
+
+
+class RequestIds:
+    """Names each request, in its answer's headers and in the access log."""
+
+    def __init__(self, app: ASGIApp, log: bool) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        own = uuid.uuid4().hex
+        shown = _header(scope, b"x-request-id") or own
+        if len(shown) > 128 or not shown.isascii() or not shown.isprintable():
+            shown = own
+        scope.setdefault("state", {})["request_id"] = own
+        status = 0
+        begin = time.perf_counter()
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).append("x-request-id", shown)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        finally:
+            if self._log:
+                access.info(
+                    "%s %s %s",
+                    scope["method"],
+                    scope["path"],
+                    status or "client gone",
+                    extra={
+                        "request_id": shown,
+                        "method": scope["method"],
+                        "path": scope["path"],
+                        "status": status,
+                        "seconds": round(time.perf_counter() - begin, 6),
+                        "client": (scope.get("client") or ("",))[0],
+                    },
+                )
+
+
+class Keys:
+    """Lets through who has one of the keys; each is compared in constant time."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_prefixes: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._open_prefixes = open_prefixes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._keys or scope["type"] == "lifespan" or self._is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        given = _header(scope, b"authorization") or ""
+        scheme, _, key = given.partition(" ")
+        if scheme.lower() != "bearer":
+            key = _header(scope, b"x-api-key") or ""
+        found = key.strip().encode()
+        right = 0
+        for own in self._keys:  # all of them, so that the time doesn't tell which one it was
+            right |= hmac.compare_digest(found, own)
+        if right:
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            401,
+            "no valid API key came with the request; send 'Authorization: Bearer KEY'",
+            AUTH,
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 4401, "reason": error.message})
+        else:
+            await send_error(send, error)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return path in OPEN_PATHS or path.startswith(self._open_prefixes)
+
+
+class Bodies:
+    """Reads the whole body of a request, within a size and a time, before its handler runs."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+        except ApiError as error:
+            await send_error(send, error)
+            return
+        if body is None:  # the client has left
+            return
+        taken = False
+
+        async def replay() -> Message:
+            nonlocal taken
+            if taken:
+                return await receive()
+            taken = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        length = _header(scope, b"content-length")
+        if length is not None and length.isdecimal() and int(length[:20]) > self._max_bytes:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > self._max_bytes:
+                        raise self._too_large()
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"the body of the request took longer than {self._seconds:g} s",
+                code="body_timeout",
+                headers={"connection": "close"},
+            ) from None
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body of the request is larger than {self._max_bytes} bytes",
+            INVALID,
+            code="body_too_large",
+            headers={"connection": "close"},
+        )
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Answers with an error, outside of any handler."""
+    body = json.dumps(error.body()).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **error.headers,
+    }
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    for own, value in scope["headers"]:
+        if own == name:
+            return str(value.decode("latin-1"))
+    return None

@@ -1,0 +1,48 @@
+"""`POST /tokenize`, `POST /detokenize`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trimaran.serve.routes import context
+from trimaran.serve.schema.tokens import DetokenizeRequest, TokenizeRequest
+
+router = APIRouter(tags=["Tokens"])
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """Token ids of a text, or of a conversation as the chat template writes it."""
+    service = context.service(request)
+    service.check_model(body.model)
+    if body.messages is not None:
+        ids = await service.encode_chat(
+            [message.plain() for message in body.messages],
+            add_generation_prompt=body.add_generation_prompt,
+            **(body.chat_template_kwargs or {}),
+        )
+    else:
+        assert body.prompt is not None
+        special = body.add_special_tokens is not False
+        ids = await service.encode(body.prompt, add_special_tokens=special)
+    core = service.engine.core
+    found: dict[str, object] = {
+        "count": len(ids),
+        "max_model_len": core.max_model_len,
+        "tokens": ids,
+        "token_strs": None,
+    }
+    if body.return_token_strs:
+        token_bytes = core.tokenizer.token_bytes
+        found["token_strs"] = [token_bytes(token).decode("utf-8", "replace") for token in ids]
+    return context.Json(found)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids."""
+    service = context.service(request)
+    service.check_model(body.model)
+    return context.Json({"prompt": service.engine.core.tokenizer.decode(body.tokens)})

@@ -1,0 +1,76 @@
+"""Fields that several endpoints share, and how they become sampling parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trimaran.core.sampling_params import SamplingParams
+from trimaran.serve.errors import unsupported
+
+Text = Annotated[str, Field(max_length=1 << 20)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class Body(BaseModel):
+    """A request's body; whatever isn't a field of it is refused by name."""
+
+    model_config = ConfigDict(extra="forbid", strict=False, protected_namespaces=())
+
+
+class StreamOptions(Body):
+    """What a stream tells besides the answer."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Sampling(Body):
+    """OpenAI's sampling fields and vLLM's beyond them; None is the default."""
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    n: int | None = Field(None, ge=1, le=256)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    presence_penalty: float | None = Field(None, ge=-100, le=100)
+    frequency_penalty: float | None = Field(None, ge=-100, le=100)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=128)
+    priority: int = Field(0, ge=-(2**31), lt=2**31)
+    cache_salt: str = Field("", max_length=1024)
+    request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    user: str | None = Field(None, max_length=1024)
+
+    def sampling(self, **given: Any) -> SamplingParams:
+        """The parameters of the request; `given` are those with other names in the API.
+
+        Raises:
+            ApiError, ParameterError: name the field at fault.
+        """
+        names = (
+            "temperature top_p top_k min_p n seed stop stop_token_ids presence_penalty"
+            " frequency_penalty repetition_penalty min_tokens ignore_eos"
+            " include_stop_str_in_output skip_special_tokens prompt_logprobs"
+        )
+        values = {
+            name: value for name in names.split() if (value := getattr(self, name)) is not None
+        }
+        if self.logit_bias:
+            values["logit_bias"] = {_token(key): bias for key, bias in self.logit_bias.items()}
+        return SamplingParams.from_mapping(values | given)
+
+
+def _token(key: str) -> int:
+    if not key.isdecimal() or len(key) > 10:
+        raise unsupported("logit_bias", f"has the key '{key}'; keys are token ids")
+    return int(key)

@@ -1,0 +1,171 @@
+"""Runs the server: listen, load, warm up, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from trimaran.core.config import EngineConfig
+from trimaran.core.errors import ConfigError
+from trimaran.engine.async_engine import AsyncEngine
+from trimaran.engine.factory import Phases, load_engine
+from trimaran.serve.app import create_app
+from trimaran.serve.config import ServeConfig
+from trimaran.serve.http_protocol import limited_protocol
+from trimaran.serve.service import LoadedService, Service
+from trimaran.serve.warmup import warm_up
+
+log = logging.getLogger("trimaran")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server with our own way to end: the first signal drains, the second ends."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _end(self, number: int) -> None:
+        if self.should_exit:
+            os._exit(128 + number)  # asked for twice: not a moment longer
+        self._service.drain()
+        log.info(
+            "%s: %d requests may end within %g s; nothing new is taken",
+            signal.Signals(number).name,
+            self._service.active,
+            self._service.config.drain_timeout,
+        )
+        self.should_exit = True
+
+
+def run_server(
+    model: str | Path,
+    engine_config: EngineConfig,
+    config: ServeConfig,
+    *,
+    phases: Phases,
+    progress: Callable[[int, int], None] | None = None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serves until a signal; everything has ended when it returns.
+
+    The port is taken before the model is loaded: one that is in use is told at once, and
+    health checks are answered meanwhile.
+
+    Args:
+        ready: called with the server's address once requests are taken.
+
+    Raises:
+        ConfigError: the address can't be listened on.
+        TrimaranError: the model can't be loaded; of the class that names the trouble.
+    """
+    listening = _listen(config)
+    service = Service(config)
+
+    def load() -> LoadedService:
+        loaded = load_engine(model, engine_config, phases=phases, progress=progress)
+        return LoadedService(AsyncEngine(loaded.core), loaded.chat_template, loaded.path)
+
+    server = _Server(_uvicorn_config(service), service)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(server, service, listening, load, phases, ready))
+
+
+async def _serve(
+    server: _Server,
+    service: Service,
+    listening: socket.socket,
+    load: Callable[[], LoadedService],
+    phases: Phases,
+    ready: Callable[[str], None],
+) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    address = _address(service.config, listening)
+    loaded: LoadedService | None = None
+    try:
+        loaded = await asyncio.to_thread(load)
+        await warm_up(loaded.engine, service.config.warmup)
+        phases.done("warm up")
+        service.become_ready(loaded)
+        if not server.should_exit:
+            ready(address)
+        await serving
+    finally:
+        server.should_exit = True
+        await serving
+        if loaded is not None:
+            await loaded.engine.close()
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listening = socket.create_server(
+            (config.host, config.port), family=family, backlog=config.max_connections
+        )
+        listening.setblocking(False)
+        return listening
+    except OSError as error:
+        raise ConfigError(
+            f"can't listen on {config.host}:{config.port}: {error.strerror}; give another --host"
+            " or --port"
+        ) from None
+
+
+def _address(config: ServeConfig, listening: socket.socket) -> str:
+    scheme = "http" if config.tls_cert is None else "https"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{listening.getsockname()[1]}"
+
+
+def _uvicorn_config(service: Service) -> uvicorn.Config:
+    config = service.config
+    try:
+        found = uvicorn.Config(
+            create_app(service),
+            http=limited_protocol(
+                config.max_header_bytes, config.max_connections, config.header_timeout
+            ),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            root_path=config.root_path,
+            ssl_certfile=config.tls_cert,
+            ssl_keyfile=config.tls_key,
+            timeout_keep_alive=config.keep_alive,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=config.drain_timeout,  # type: ignore[arg-type]
+            ws_max_size=config.max_body_bytes,
+        )
+        found.load()
+    except OSError as error:
+        raise ConfigError(f"the TLS files can't be used: {error}") from None
+    return found
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed: it costs a third of asyncio's own time a chunk."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,350 @@
+"""What all endpoints share: the engine, the model's names, admission, and the server's state."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trimaran.core.errors import TemplateError
+from trimaran.core.outputs import RequestOutput, SequenceDelta
+from trimaran.core.sampling_params import SamplingParams
+from trimaran.engine.async_engine import AsyncEngine, RequestStream
+from trimaran.engine.collector import OutputCollector
+from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
+from trimaran.models.chat_template import ChatTemplate
+from trimaran.serve.config import ServeConfig
+from trimaran.serve.errors import ApiError, busy, timed_out, unavailable
+from trimaran.serve.metrics import ServerMetrics
+
+LONG_TEXT = 50_000
+"""Characters above which a text is encoded on another thread, so that the loop goes on."""
+
+
+class Phase(enum.StrEnum):
+    """The life of a server."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class LoadedService:
+    """The model behind the server, once it is loaded."""
+
+    engine: AsyncEngine
+    template: ChatTemplate | None
+    path: Path
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """The model's own name: of its file or folder."""
+        return self.path.stem if self.path.is_file() else self.path.name
+
+
+@dataclass(slots=True)
+class Job:
+    """The engine's requests that answer one HTTP request: one a prompt, each with `n` choices.
+
+    Attributes:
+        prompts: token ids.
+        texts: the prompts as text, where they came as text.
+        deadline: on the loop's clock.
+    """
+
+    params: SamplingParams
+    prompts: list[list[int]]
+    texts: list[str | None]
+    streams: list[RequestStream]
+    deadline: float
+    metrics: ServerMetrics
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    def close(self) -> None:
+        """Aborts what hasn't ended."""
+        for stream in self.streams:
+            stream.close()
+
+
+class Service:
+    """One model served; every method is called in the event loop."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self.config = config
+        self.phase = Phase.LOADING
+        self.active = 0
+        self.finished = 0
+        self.metrics = ServerMetrics()
+        self._loaded: LoadedService | None = None
+        self._recent: list[float] = []  # seconds that the last requests took
+        self.names: tuple[str, ...] = config.served_model_names
+
+    # ------------------------------------------------------------------ life
+
+    def become_ready(self, loaded: LoadedService) -> None:
+        """The model is loaded and warmed up: requests are taken from now on."""
+        self._loaded = loaded
+        self.metrics.attach(loaded.engine, self.names[0] if self.names else loaded.name)
+        if not self.names:
+            self.names = (loaded.name,)
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    def drain(self) -> None:
+        """What runs may end; nothing new is taken."""
+        self.phase = Phase.DRAINING
+
+    @property
+    def loaded(self) -> LoadedService:
+        """The model.
+
+        Raises:
+            ApiError: 503 while it is being loaded.
+        """
+        if self._loaded is None:
+            raise unavailable("the model is still being loaded; try again", "loading", 2)
+        return self._loaded
+
+    @property
+    def engine(self) -> AsyncEngine:
+        return self.loaded.engine
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine takes requests, or is still being loaded."""
+        return self._loaded is None or self._loaded.engine.alive
+
+    def check_model(self, name: str | None) -> str:
+        """The name under which to answer.
+
+        Raises:
+            ApiError: 404, no such model; 503 while it is being loaded.
+        """
+        if not self.names:
+            _ = self.loaded
+        if name is None or name in self.names:
+            return name or self.names[0]
+        raise ApiError(
+            404,
+            f"the model '{name}' does not exist; this server has {', '.join(self.names)}",
+            "not_found_error",
+            "model",
+            "model_not_found",
+        )
+
+    # ------------------------------------------------------------------ prompts
+
+    async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt."""
+        tokenizer = self.engine.core.tokenizer
+        if not isinstance(prompt, str):
+            return prompt_ids(prompt, tokenizer)
+        if len(prompt) > LONG_TEXT:
+            return await asyncio.to_thread(
+                tokenizer.encode, prompt, add_special_tokens=add_special_tokens
+            )
+        return tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation.
+
+        Args:
+            add_generation_prompt: end with the beginning of the model's answer.
+            continue_final_message: end within the last message instead, so that the answer
+                continues it.
+            **variables: further ones of the template.
+
+        Raises:
+            TemplateError: the model has no template, or it refused the messages.
+        """
+        template = self.loaded.template
+        if template is None:
+            raise TemplateError(
+                f"the model '{self.names[0]}' has no chat template; use /v1/completions"
+            )
+        text = await asyncio.to_thread(
+            template.render,
+            messages,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            **variables,
+        )
+        if continue_final_message:
+            text = _within(text, messages[-1])
+        return await self.encode(text, add_special_tokens=False)
+
+    # ------------------------------------------------------------------ requests
+
+    @contextmanager
+    def start(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        texts: Sequence[str | None] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Iterator[Job]:
+        """Hands prompts to the engine; leaving the context aborts what hasn't ended.
+
+        Raises:
+            ApiError: 429 where too many requests wait, 503 where none is taken.
+            TrimaranError: a prompt could never be served; none was started then.
+        """
+        engine = self.engine
+        if self.phase is Phase.DRAINING:
+            raise unavailable("the server is shutting down; ask another one", "draining", 5)
+        if self.active + len(prompts) > self.config.max_queue:
+            self.metrics.rejected("queue_full")
+            raise busy(
+                f"{self.active} requests wait or run, of {self.config.max_queue} that this server"
+                " takes; try again later",
+                self.retry_after(),
+            )
+        choices = len(prompts) * params.n
+        if choices > self.config.max_n:
+            raise ApiError(
+                400,
+                f"{len(prompts)} prompts with n {params.n} are {choices} sequences, above this"
+                f" server's limit of {self.config.max_n}",
+                param="n",
+                code="invalid_value",
+            )
+        begin = asyncio.get_running_loop().time()
+        job = Job(
+            params,
+            list(prompts),
+            list(texts) or [None] * len(prompts),
+            [],
+            begin + self.config.request_timeout,
+            self.metrics,
+        )
+        self.active += len(prompts)
+        try:
+            for i, prompt in enumerate(prompts):
+                own = request_id if len(prompts) == 1 else f"{request_id}-{i}"
+                job.streams.append(
+                    engine.start(
+                        prompt,
+                        params,
+                        request_id=own,
+                        priority=priority,
+                        cache_salt=cache_salt,
+                    )
+                )
+            yield job
+        finally:
+            self.metrics.ended(job.streams)
+            job.close()
+            self.active -= len(prompts)
+            self.finished += len(prompts)
+            self._recent = [*self._recent[-63:], asyncio.get_running_loop().time() - begin]
+
+    def retry_after(self) -> float:
+        """Seconds after which a refused request may find room: the mean of late ones, shared
+        by those that run at the same time."""
+        if not self._recent:
+            return 1.0
+        seats = self.engine.core.config.max_num_seqs
+        return sum(self._recent) / len(self._recent) * max(1.0, self.active / seats) / seats + 1
+
+
+async def deltas(job: Job) -> AsyncIterator[tuple[int, list[SequenceDelta]]]:
+    """(prompt's index, what has come of it) of all of a job's prompts, as they come.
+
+    Raises:
+        ApiError: 504, the time of the request is over.
+        RequestFailedError: the engine gave it up.
+    """
+    loop = asyncio.get_running_loop()
+    seconds = job.deadline - loop.time()
+    try:
+        async with asyncio.timeout_at(job.deadline):
+            if len(job.streams) == 1:
+                while found := await job.streams[0].ready():
+                    job.metrics.came(found)
+                    yield 0, found
+                return
+            waiting = {
+                asyncio.ensure_future(stream.ready()): i for i, stream in enumerate(job.streams)
+            }
+            try:
+                while waiting:
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        i = waiting.pop(task)
+                        if found := task.result():
+                            waiting[asyncio.ensure_future(job.streams[i].ready())] = i
+                            job.metrics.came(found)
+                            yield i, found
+            finally:
+                for task in waiting:
+                    task.cancel()
+    except TimeoutError:
+        raise timed_out(round(seconds)) from None
+
+
+async def outputs(job: Job) -> list[RequestOutput]:
+    """The whole answers of a job's prompts, in their order; errors as `deltas`."""
+    collectors = [
+        OutputCollector(stream.request.id, text, prompt, job.params.n)
+        for stream, text, prompt in zip(job.streams, job.texts, job.prompts, strict=True)
+    ]
+    async for i, found in deltas(job):
+        for delta in found:
+            collectors[i].add(delta)
+    return [collector.result() for collector in collectors]
+
+
+def _within(text: str, message: dict[str, Any]) -> str:
+    """A rendered conversation cut off where the text of its last message ends."""
+    content = message.get("content") or ""
+    if not isinstance(content, str):
+        content = "".join(part["text"] for part in content)
+    content = content.strip()
+    at = text.rfind(content)
+    if at < 0:
+        raise TemplateError(
+            "the chat template changes the text of the last message, so it can't be continued;"
+            " leave continue_final_message out"
+        )
+    return text[: at + len(content)]
+
+
+def prompts_of(value: Any) -> list[Prompt]:
+    """One or several prompts in any of OpenAI's forms: text, ids, or a list of either."""
+    if isinstance(value, str):
+        return [value]
+    items = list(value)
+    if items and isinstance(items[0], int):
+        return [items]
+    return items
+
+
+__all__ = [
+    "Job",
+    "LoadedService",
+    "Phase",
+    "Service",
+    "deltas",
+    "outputs",
+    "prompt_text",
+    "prompts_of",
+]
