@@ -69,7 +69,9 @@ class GroupedBackend(FakeBackend):
                 )
             if not entry.sequence.finished:
                 held = sum(block >= 0 for block in group.block_table(entry.sequence))
-                assert held <= -(-(group.window - 1 + entry.count) // size) + 2, "more than its window"
+                assert held <= -(-(group.window - 1 + entry.count) // size) + 2, (
+                    "more than its window"
+                )
 
 
 def grouped_engine(

@@ -91,7 +91,9 @@ def window_tensors(architecture: str, seed: int = 0) -> dict[str, Array]:
     return tensors
 
 
-def window_folder(folder: Path, architecture: str, changes: Mapping[str, Any] | None = None) -> Path:
+def window_folder(
+    folder: Path, architecture: str, changes: Mapping[str, Any] | None = None
+) -> Path:
     """A sound folder, with fields of config.json changed, or left out where they are `...`."""
     folder.mkdir(exist_ok=True)
     fields = window_config(architecture) | dict(changes or {})
