@@ -50,6 +50,9 @@ def test_blocks_before_the_window_are_let_go() -> None:
     assert len(group.block_table(one)) == 10 and min(group.block_table(one)[8:]) >= 0
     assert (group.pool.num_held, group.pool.num_cached) == (2, 8)
     assert kv.pool.num_held == 10
+    usage = kv.usage()
+    assert (usage.total, usage.held, usage.cached) == (64 + 32, 12, 8)
+    assert usage.free + usage.held + usage.cached == usage.total
     kv.release(one)
     kv.check()
     assert group.pool.num_held == kv.pool.num_held == 0

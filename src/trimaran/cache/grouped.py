@@ -13,12 +13,13 @@ that it is given, so asking them in turn until none does ends, at the longest co
 from __future__ import annotations
 
 from collections.abc import Sequence as Row
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from trimaran.cache.block_table import Rows
-from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.manager import CacheUsage, KVCacheManager
 from trimaran.cache.prefix_index import Match, PrefixIndex
 from trimaran.cache.window_group import WindowGroup
 from trimaran.core.request import Sequence
@@ -135,6 +136,18 @@ class GroupedKVCache(KVCacheManager):
         return self.groups[0].take_copies() if self._counts_only else copies
 
     # ------------------------------------------------------------------ state
+
+    def usage(self) -> CacheUsage:
+        """Blocks of all groups together, whatever their size; hits are those of all."""
+        pools = [group.pool for group in self.groups]
+        pools += [] if self._counts_only else [self.pool]
+        return replace(
+            super().usage(),
+            total=sum(pool.num_blocks for pool in pools),
+            free=sum(pool.num_free for pool in pools),
+            held=sum(pool.num_held for pool in pools),
+            cached=sum(pool.num_cached for pool in pools),
+        )
 
     def reset_prefix_cache(self) -> None:
         super().reset_prefix_cache()

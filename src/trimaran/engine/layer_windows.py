@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from trimaran.cache.grouped import GroupedKVCache
 from trimaran.cache.indices import make_index
@@ -11,10 +11,14 @@ from trimaran.core.errors import ConfigError
 from trimaran.engine.group_memory import GroupedPlan
 from trimaran.models.layer_groups import LayerGroup
 
-_REFUSED = {
-    "capacity": ("no-evict", "what it promises counts blocks of layers that see all positions"),
+_ONE_KIND = "it knows blocks of layers that see all positions"
+_REFUSED: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "capacity": (lambda value: value == "no-evict", "what it promises counts blocks of one kind"),
+    "kv_host_bytes": (bool, _ONE_KIND),
+    "kv_disk_path": (bool, _ONE_KIND),
+    "kv_events": (bool, _ONE_KIND),
 }
-"""By option: the value that doesn't go with windows, and why."""
+"""By option: which values don't go with windows, and why."""
 
 
 def check_groups(config: EngineConfig) -> None:
@@ -22,11 +26,12 @@ def check_groups(config: EngineConfig) -> None:
     Raises:
         ConfigError: an option doesn't go with layers that see windows of positions.
     """
-    for option, (value, why) in _REFUSED.items():
-        if getattr(config, option) == value:
+    for option, (refused, why) in _REFUSED.items():
+        value = getattr(config, option, None)
+        if refused(value):
             raise ConfigError(
-                f"{option} is '{value}', which doesn't go with this model, whose layers see"
-                f" windows of positions: {why}; give another {option}"
+                f"{option} is {value!r}, which doesn't go with this model, whose layers see"
+                f" windows of positions: {why}; leave {option} out"
             )
 
 
