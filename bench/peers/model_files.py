@@ -11,6 +11,7 @@ once; a file that appears there is whole.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -23,11 +24,9 @@ from typing import Any
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 
 from trimaran.models.config import ModelConfig
 from trimaran.models.load import load_checkpoint
-from trimaran.models.model import Model
 from trimaran.models.store import DEFAULT_MODEL, cache_folder, resolve
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -58,11 +57,8 @@ def q4_0(model: str) -> Path:
     path = source(model)
     if model == RANDOM_LLAMA:
         return path
-    sys.path.insert(0, str(ROOT / "tests"))
-    from oracle.float_gguf import write_float_gguf
-
-    kind = gguf.GGMLQuantizationType.Q4_0
-    return _made(path.stem, "Q4_0.gguf", lambda target: write_float_gguf(path, target, kind))
+    kind, write = gguf.GGMLQuantizationType.Q4_0, _of_tests("oracle.float_gguf").write_float_gguf
+    return _made(path.stem, "Q4_0.gguf", lambda target: write(path, target, kind))
 
 
 def bf16_folder(model: str) -> Path:
@@ -92,6 +88,13 @@ def openvino_int8(model: str, python: Path) -> Path:
     return _made(folder.parent.name, "openvino-int8", export)
 
 
+def _of_tests(module: str) -> Any:
+    """A module of the tests, which write files of models too."""
+    if str(ROOT / "tests") not in sys.path:
+        sys.path.insert(0, str(ROOT / "tests"))
+    return importlib.import_module(module)
+
+
 def _name(path: Path) -> str:
     return path.parent.name if path.parent.parent == peers_folder() / "models" else path.stem
 
@@ -119,7 +122,11 @@ def _write_folder(path: Path, folder: Path) -> None:
     model = load_checkpoint(path).model
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(_hf_config(model.config), indent=2))
-    _write_safetensors(folder / "model.safetensors", model)
+    weights = {weight.name: weight for weight in model.weights.values()}
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    _of_tests("support.safetensors_file").write_safetensors(
+        folder / "model.safetensors", shapes, lambda name: weights[name].values(), "BF16"
+    )
 
 
 def _hf_config(config: ModelConfig) -> dict[str, Any]:
@@ -143,31 +150,6 @@ def _hf_config(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids),
     }
-
-
-def _write_safetensors(path: Path, model: Model) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for weight in model.weights.values():
-        end = offset + 2 * int(np.prod(weight.shape))
-        header[weight.name] = {
-            "dtype": "BF16",
-            "shape": list(weight.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for weight in model.weights.values():
-            _bf16(weight.values()).tofile(file)
-
-
-def _bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # to nearest even
 
 
 # ---------------------------------------------------------------------- random weights

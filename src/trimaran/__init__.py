@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import TrimaranError
 from trimaran.core.outputs import CompletionOutput, RequestOutput, SequenceDelta
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ __all__ = [
     "CompletionOutput",
     "EngineConfig",
     "RequestOutput",
+    "Retention",
     "SamplingParams",
     "SequenceDelta",
     "TrimaranError",

@@ -9,13 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from trimaran.cache.indices import make_index
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.radix_index import RadixIndex
 from trimaran.core.request import Request, Sequence
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 
 
-def sequence(tokens: list[int], name: str = "a", salt: str = "") -> Sequence:
-    request = Request(name, list(tokens), SamplingParams(), cache_salt=salt)
+def sequence(
+    tokens: list[int], name: str = "a", salt: str = "", retention: Retention | None = None
+) -> Sequence:
+    request = Request(name, list(tokens), SamplingParams(), cache_salt=salt, retention=retention)
     return Sequence(request, 0, list(tokens))
 
 
@@ -215,6 +220,139 @@ def test_salts_keep_tenants_apart() -> None:
     kv.release(admit(kv, sequence(list(range(8)), salt="a")))
     assert kv.match(sequence(list(range(8)), salt="b")).tokens == 0
     assert kv.match(sequence(list(range(8)), salt="a")).tokens == 4
+
+
+# ---------------------------------------------------------------------- to the token
+
+
+def radix(num_blocks: int, block_size: int = 4) -> KVCacheManager:
+    return KVCacheManager(num_blocks, block_size, index=RadixIndex(block_size))
+
+
+@pytest.mark.parametrize(
+    ("length", "again", "hit"), [(8, 8, 7), (9, 9, 8), (6, 12, 6), (3, 9, 3), (12, 5, 4), (1, 1, 0)]
+)
+def test_with_the_trie_a_hit_leaves_just_a_token(length: int, again: int, hit: int) -> None:
+    kv = radix(8)
+    kv.release(admit(kv, sequence(list(range(length)))))
+    match = kv.match(sequence(list(range(again))))
+    assert (match.tokens, len(match.blocks), match.partial) == (hit, hit // 4, hit % 4)
+    kv.check()
+
+
+def test_the_partial_block_is_copied_into_one_of_its_own() -> None:
+    kv = radix(8)
+    kv.release(admit(kv, sequence(list(range(6)))))
+    one = sequence([0, 1, 2, 3, 4, 5, 9], "b")
+    match = kv.match(one)
+    assert kv.admit(one, match, 7)
+    table = kv.block_table(one)
+    assert table[0] == match.blocks[0]
+    assert kv.take_copies() == [(match.source, table[1])]
+    assert kv.usage().cached == 1  # the source, held by nobody
+    kv.check()
+
+
+def test_a_source_is_read_before_it_becomes_the_target_of_another() -> None:
+    kv = radix(3)
+    for token in (1, 2):
+        kv.release(admit(kv, sequence([token, 0, 0])))
+    one, two = sequence([1, 0, 0, 8], "b"), sequence([2, 0, 0, 8], "c")
+    first = kv.match(one)
+    assert kv.admit(one, first, 4)  # takes the free block
+    second = kv.match(two)
+    assert kv.admit(two, second, 4)  # takes the first's source
+    (last,) = kv.block_table(one)
+    assert kv.block_table(two) == [first.source]
+    assert kv.take_copies() == [(first.source, last), (second.source, first.source)]
+    kv.check()
+
+
+def test_a_source_that_is_evicted_for_its_own_copy_is_not_copied() -> None:
+    kv = radix(1)
+    kv.release(admit(kv, sequence([1, 2, 3])))
+    again = sequence([1, 2, 9], "b")
+    match = kv.match(again)
+    assert match.tokens == 2
+    assert kv.admit(again, match, 3)
+    assert kv.take_copies() == []
+    assert kv.block_table(again) == [match.source]
+    kv.check()
+
+
+def test_only_what_a_step_has_computed_is_stored_at_the_end() -> None:
+    kv = radix(8)
+    kv.release(admit(kv, sequence(list(range(6)))))
+    again = sequence([*range(6), 7, 7], "b")
+    assert kv.admit(again, kv.match(again), 8)
+    again.computed = 6  # the copy isn't made yet
+    kv.take_copies()
+    kv.release(again)
+    assert len(kv.index) == 2
+    failed = sequence([*range(6), 7, 7], "c")
+    assert kv.admit(failed, kv.match(failed), 8)
+    failed.computed = 7
+    kv.release(failed, sound=False)
+    assert kv.match(sequence([*range(6), 7, 7, 7])).tokens == 6
+    done = sequence([*range(6), 7, 7], "d")
+    assert kv.admit(done, kv.match(done), 8)
+    done.computed = 7
+    kv.release(done)
+    assert kv.match(sequence([*range(6), 7, 7, 7])).tokens == 7
+    kv.check()
+
+
+def test_a_tail_that_a_fork_goes_on_from_is_left_to_it() -> None:
+    kv = radix(8)
+    parent = admit(kv, sequence(list(range(6))))
+    child = fork(kv, parent)
+    kv.release(parent)
+    assert len(kv.index) == 1
+    assert kv.allocate(child, 7)
+    assert kv.take_copies() == []  # the last holder writes on
+    child.tokens += [6]
+    child.computed = 7
+    kv.release(child)
+    assert kv.match(sequence(list(range(9)))).tokens == 7
+    kv.check()
+
+
+# ---------------------------------------------------------------------- retention
+
+
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_a_kept_prompt_outlives_what_came_later(index: str) -> None:
+    kv = KVCacheManager(4, 4, index=make_index(index, 4))
+    kept = sequence([1] * 4, "a", retention=Retention(80, seconds=10.0))
+    kv.at(100.0)
+    kv.release(admit(kv, kept))
+    later = [sequence([token] * 4, str(token)) for token in (2, 3, 4, 5)]
+    for each in later:
+        kv.release(admit(kv, each))
+    assert kv.match(sequence([1] * 5)).tokens == 4
+    assert kv.match(sequence([2] * 5)).tokens == 0
+    kv.at(110.0)  # it is the oldest, and like any other now
+    kv.release(admit(kv, sequence([6] * 4, "6")))
+    assert kv.match(sequence([1] * 5)).tokens == 0
+    kv.check()
+
+
+def test_low_priority_goes_first_and_output_is_as_any() -> None:
+    kv = KVCacheManager(4, 4)
+    kv.release(admit(kv, sequence([1] * 4)))
+    cheap = sequence([2] * 4, "b", retention=Retention(0))
+    admit(kv, cheap)
+    cheap.tokens += [3] * 4  # its output
+    assert kv.allocate(cheap, 8)
+    cheap.computed = 8
+    kv.commit(cheap, 8)
+    kv.release(cheap)
+    admit(kv, sequence([4] * 8, "c"))  # one is free, one must go
+    assert kv.match(sequence([1] * 5)).tokens == 0  # the prompt waits for the output after it
+    assert kv.match(sequence([2] * 4 + [3] * 5)).tokens == 8
+
+
+# ---------------------------------------------------------------------- the matrix
 
 
 def test_rows_follow_the_tables() -> None:

@@ -32,22 +32,25 @@ def answer(model: str, env: Env, *flags: str) -> tuple[str, str]:
 
 
 def test_a_build_in_a_folder(model: str, env: Env, tmp_path: Path) -> None:
-    expected, _ = answer(model, env, "--weights", "int8")
+    expected, _ = answer(model, env, "--weights", "int8", "--kv", "int8")
     folder = str(tmp_path / "built")
-    done = run("build", model, "--weights", "int8", "-o", folder, env=env)
+    done = run("build", model, "--weights", "int8", "--kv", "int8", "-o", folder, env=env)
     assert done.returncode == 0
-    assert done.stdout.startswith(f"{model} is built in {folder} (weights int8, ")
+    assert done.stdout.startswith(f"{model} is built in {folder} (weights int8, KV int8, ")
     os.unlink(model)
     out, err = answer(folder, env, "--verbose")
     assert out == expected
     assert "read build" in err and "pack weights" not in err
+    done = run("generate", "--model", folder, *PROMPT, "--kv", "bf16", env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "kv is 'bf16'" in done.stderr and "was built with 'int8'" in done.stderr
 
 
 def test_a_build_in_the_cache(model: str, env: Env) -> None:
     expected, _ = answer(model, env)
     done = run("build", model, "--json", "-v", env=env)
     record = json.loads(done.stdout)
-    assert record.keys() == {"path", "weights", "isa", "weight_bytes"}
+    assert record.keys() == {"path", "weights", "kv", "isa", "weight_bytes"}
     assert "write build" in done.stderr
     out, err = answer(model, env, "--verbose")
     assert out == expected
@@ -103,6 +106,8 @@ def test_a_harmed_build_is_refused_with_the_reason(model: str, env: Env, tmp_pat
         ("--clean -o y", "take no other option"),
         ("--list --weights int8", "take no other option"),
         ("x --weights int9", "weights is 'int9'"),
+        ("x --kv fp8 -o y", "kv is 'fp8'"),
+        ("x --kv int8", "kv is 'int8', but a build in the cache"),
         ("x --max-num-seqs 2", "unknown option '--max-num-seqs'"),
     ],
 )

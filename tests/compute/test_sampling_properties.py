@@ -78,7 +78,8 @@ def kept_tokens(values: npt.NDArray[np.float32], choice: Choice, slack: float) -
         ranking = ranking[: 1 + int(np.searchsorted(mass, target))]
     if choice.min_p > 0:
         least = np.float64(np.float32(choice.min_p)) * (1 - slack)
-        ranking = [i for i in ranking if weights[i] >= least]
+        # The first stays whatever the slack, and alone where others only round to its weight.
+        ranking = [i for i in ranking if weights[i] >= least or i == ranking[0]]
     return set(ranking)
 
 
@@ -115,10 +116,16 @@ def random_logits(seed: int, vocab: int, kind: str) -> npt.NDArray[np.float32]:
         values[rng.integers(vocab)] = 0.25
     elif kind == "wide":
         values *= 200
+    elif kind == "huge":  # differences are beyond float32
+        values = rng.uniform(-2e38, 2e38, vocab)
+    elif kind == "subnormal":
+        values *= 1e-42
+    elif kind == "zeros":  # -0 and 0 are equal: ties
+        values = np.where(rng.random(vocab) < 0.5, 0.0, -0.0)
     return values.astype(np.float32)
 
 
-KINDS = ("normal", "peaked", "tied", "equal", "forbidden", "wide")
+KINDS = ("normal", "peaked", "tied", "equal", "forbidden", "wide", "huge", "subnormal", "zeros")
 
 
 @st.composite
@@ -202,7 +209,8 @@ def test_scores(
     for i, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         values = logits[row].astype(np.float64)
         logprobs = values - values.max()
-        logprobs -= np.log(np.exp(logprobs).sum())
+        with np.errstate(over="ignore"):
+            logprobs = (logprobs - np.log(np.exp(logprobs).sum())).astype(np.float32)
         ranking = np.argsort(-logits[row], kind="stable")
         assert scores.ranks[i] == 1 + np.flatnonzero(ranking == token)[0]
         assert np.array_equal(scores.top_ids[i], ranking[:top])

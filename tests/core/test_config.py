@@ -20,6 +20,7 @@ from trimaran.core.errors import ConfigError
         ("max_model_len", 0),
         ("prefix_cache", "yes"),
         ("order", "lifo"),
+        ("index", "tree"),
         ("seed", 2**64),
     ],
 )

@@ -14,7 +14,8 @@ from support.builds import build_file, write_native_folder, write_native_model
 
 from trimaran import LLM, EngineConfig, SamplingParams
 from trimaran.compute.native import artifact
-from trimaran.core.errors import BackendError, BuildError, ModelNotFoundError
+from trimaran.core.config import KV_FORMATS
+from trimaran.core.errors import BackendError, BuildError, ConfigError, ModelNotFoundError
 from trimaran.engine import builds, factory
 from trimaran.engine.builds import BuildStore
 from trimaran.engine.factory import Phases, build_model
@@ -90,6 +91,30 @@ def test_a_build_of_a_folder(tmp_path: Path) -> None:
     assert start(folder, weights="int8")[0] == expected
     with LLM(folder, kv_cache_bytes=1 << 20) as llm:
         assert llm.render_chat([{"role": "user", "content": "x"}]) == "<x>"
+
+
+def kv_of(model: Path, **options: Any) -> str:
+    with LLM(model, kv_cache_bytes=1 << 20, threads=1, **options) as llm:
+        return str(llm.describe()["kv"])
+
+
+@pytest.mark.parametrize("kv", KV_FORMATS)
+def test_a_build_says_how_the_kv_cache_is_held(model: Path, tmp_path: Path, kv: str) -> None:
+    expected, _ = start(model, kv=kv)
+    folder = build(model, tmp_path / "build", kv=kv)
+    assert start(folder)[0] == start(folder, kv=kv)[0] == expected
+    assert kv_of(folder) == kv_of(folder, kv=kv) == kv
+    (other,) = set(KV_FORMATS) - {kv}
+    with pytest.raises(BuildError, match=f"kv is '{other}', but .* was built with '{kv}'"):
+        start(folder, kv=other)
+
+
+def test_a_build_that_says_nothing_leaves_the_kv_cache_to_each_start(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = build(model, tmp_path / "build")
+    assert [kv_of(folder), *(kv_of(folder, kv=kv) for kv in KV_FORMATS)] == ["bf16", *KV_FORMATS]
+    assert start(folder, kv="int8")[0] != start(folder)[0]
 
 
 def test_a_build_takes_the_place_of_an_older_one(model: Path, tmp_path: Path) -> None:
@@ -185,6 +210,20 @@ def test_options_have_builds_of_their_own(model: Path) -> None:
     assert {build.weights for build in listed} == {"as-is", "int8"}
     assert {build.source for build in listed} == {str(model)}
     assert listed[0].weights == "int8"  # the last used
+
+
+def test_one_cached_build_serves_either_kv_cache(model: Path) -> None:
+    for kv in KV_FORMATS:
+        with pytest.raises(ConfigError, match=f"kv is '{kv}', but a build in the cache"):
+            build(model, kv=kv)
+    expected = {kv: start(model, kv=kv)[0] for kv in KV_FORMATS}
+    build(model)
+    for kv in KV_FORMATS:
+        answer, phases = start(model, kv=kv)
+        assert answer == expected[kv] and FROM_CACHE in phases
+        assert kv_of(model, kv=kv) == kv
+    assert kv_of(model) == "bf16"
+    assert len(states()) == 1
 
 
 @pytest.mark.parametrize("hides", [False, True])

@@ -14,6 +14,7 @@ from trimaran.compute.reference.backend import ReferenceBackend
 from trimaran.core.errors import RequestError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import FinishReason, Request
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.step_plan import StepPlan
@@ -77,25 +78,33 @@ def test_greedy_equals_computing_everything_anew() -> None:
     st.integers(1, 50),
     st.sampled_from([4, 8, 16, 32]),
     st.integers(64 // 4, 80),
+    st.sampled_from([None, "hash", "radix"]),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from([None, 1]),
 )
 def test_tokens_and_logprobs_never_depend_on_company_chunks_blocks_or_preemption(
     prompts: list[list[int]],
     budget: int,
     block_size: int,
     blocks: int,
-    prefix_cache: bool,
+    index: str | None,
     sampled: bool,
+    scored: int | None,
 ) -> None:
     params = SamplingParams(
-        temperature=0.8 if sampled else 0.0, seed=5, max_tokens=8, logprobs=2, prompt_logprobs=1
+        temperature=0.8 if sampled else 0.0,
+        seed=5,
+        max_tokens=8,
+        logprobs=2,
+        prompt_logprobs=scored,
     )
+    prompts = prompts + [[*prompt[: len(prompt) // 2 + 1], 7, 7] for prompt in prompts[:2]]
     core = make_core(
         blocks=blocks,
         block_size=block_size,
         max_num_batched_tokens=budget,
-        prefix_cache=prefix_cache,
+        prefix_cache=index is not None,
+        index=index or "hash",
         max_model_len=64,
     )
     requests = [Request(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]
@@ -114,6 +123,62 @@ def test_a_second_run_hits_the_prefix_cache_and_changes_nothing() -> None:
     assert first.cached_tokens == 0
     assert second.cached_tokens == 32  # whole blocks of 8, one token left to compute
     assert second.outputs[0].logprobs == first.outputs[0].logprobs
+
+
+@pytest.mark.parametrize("block_size", [4, 8, 16, 32])
+def test_with_the_trie_a_second_run_computes_one_token_of_the_prompt(block_size: int) -> None:
+    core = make_core(blocks=2048 // block_size, block_size=block_size, index="radix")
+    prompt = [3 * i % 256 for i in range(83)]
+    (first,) = run(core, Request("a", prompt, greedy(logprobs=1)))
+    (second,) = run(core, Request("b", prompt, greedy(logprobs=1)))
+    assert (first.cached_tokens, second.cached_tokens) == (0, 82)
+    assert second.outputs[0].logprobs == first.outputs[0].logprobs
+    answer = first.outputs[0].token_ids  # all but the last of which is computed
+    (longer,) = run(core, Request("c", [*prompt, *answer, 9], greedy()))
+    assert longer.cached_tokens == 83 + 11
+    (parted,) = run(core, Request("d", [*prompt[:41], 255, *prompt[42:]], greedy()))
+    assert parted.cached_tokens == 41
+
+
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_cached_tokens_are_those_of_the_first_admission(index: str) -> None:
+    core = make_core(blocks=14, block_size=4, max_model_len=50, index=index)
+    params = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
+    prompt = list(range(18))
+    run(core, Request("a", prompt, greedy(max_tokens=1)))
+    (output,) = run(core, Request("b", prompt, params))
+    assert output.metrics is not None and output.metrics.preemptions > 0
+    assert output.cached_tokens == (17 if index == "radix" else 16)
+    usage = core.scheduler.kv.usage()
+    assert (usage.queried_tokens, usage.hit_tokens) == (36, output.cached_tokens)
+    assert usage.resumed_tokens > 0
+
+
+def test_a_retention_outlives_the_prompts_of_others() -> None:
+    for retention, hit in ((None, 0), (Retention(90), 16)):
+        core = make_core(blocks=8, block_size=8, max_model_len=64)
+        run(core, Request("a", [1] * 20, greedy(max_tokens=1), retention=retention))
+        for i in range(4):
+            run(core, Request("b", [2 + i] * 30, greedy(max_tokens=1)))
+        (again,) = run(core, Request("c", [1] * 20, greedy(max_tokens=1)))
+        assert again.cached_tokens == hit
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"adapter": "french"}, "adapter 'french'"),
+        ({"cache_salt": 7}, "cache_salt is 7"),
+        ({"retention": 80}, r"retention is 80; give Retention"),
+    ],
+)
+def test_what_a_request_says_of_the_cache_is_honoured_or_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    core = make_core()
+    with pytest.raises(RequestError, match=message):
+        core.add(Request("bad", PROMPT, greedy(), **values))
+    run(core, Request("odd", PROMPT, greedy(), cache_salt="\ud800"))
 
 
 def test_salts_do_not_share_prefixes() -> None:

@@ -81,26 +81,46 @@ def test_chunked_at_odd_sizes(smollm2_path: Path, weights: str, alone: Alone, bu
 
 
 @pytest.mark.parametrize("block_size", [4, 8, 16, 32])
+@pytest.mark.parametrize("index", ["hash", "radix"])
 def test_block_sizes_and_a_prefix_hit(
-    smollm2_path: Path, weights: str, alone: Alone, block_size: int
+    smollm2_path: Path, weights: str, alone: Alone, block_size: int, index: str
 ) -> None:
-    with engine(smollm2_path, weights=weights, block_size=block_size) as llm:
+    with engine(smollm2_path, weights=weights, block_size=block_size, index=index) as llm:
         same(llm.generate(TEXT, PARAMS)[0], alone[0])
         for _ in range(2):
             hit = llm.generate(TEXT, SAMPLED)[0]
-            assert hit.cached_tokens >= len(hit.prompt_token_ids) - block_size - 1
+            length = len(hit.prompt_token_ids)
+            whole = (length - 1) // block_size * block_size
+            assert hit.cached_tokens == (length - 1 if index == "radix" else whole)
             same(hit, alone[1])
 
 
-@pytest.mark.parametrize("prefix_cache", [False, True])
+@pytest.mark.parametrize("block_size", [4, 8, 16, 32])
+def test_a_prefix_that_parts_in_the_middle_of_a_block(
+    smollm2_path: Path, weights: str, alone: Alone, block_size: int
+) -> None:
+    with engine(smollm2_path, weights=weights, block_size=block_size, index="radix") as llm:
+        ids = llm.tokenizer.encode(TEXT)
+        for cut in (1, 21, 38):
+            llm.generate([[*ids[:cut], 0, *ids[cut + 1 :]]], SAMPLED)
+        output = llm.generate(TEXT, SAMPLED)[0]
+        assert output.cached_tokens == 38
+        same(output, alone[1])
+
+
+@pytest.mark.parametrize("index", [None, "hash", "radix"])
 def test_preempted_and_resumed(
-    smollm2_path: Path, weights: str, alone: Alone, prefix_cache: bool
+    smollm2_path: Path, weights: str, alone: Alone, index: str | None
 ) -> None:
     # Room for about two of the eight sequences: the others are preempted again and again, and
     # find what they had computed in the prefix cache, or nothing.
     prompts = [f"{i}. {TEXT}" for i in range(7)]
     prompts.insert(5, TEXT)
-    options = {"kv_cache_bytes": 16 * 16 * KV_BYTES, "prefix_cache": prefix_cache}
+    options = {
+        "kv_cache_bytes": 16 * 16 * KV_BYTES,
+        "prefix_cache": index is not None,
+        "index": index or "hash",
+    }
     with engine(smollm2_path, weights=weights, **options) as llm:
         outputs = llm.generate(prompts, SAMPLED)
         assert sum(o.metrics.preemptions for o in outputs if o.metrics) > 0

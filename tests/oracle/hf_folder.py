@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from support.safetensors_file import write_safetensors
 
 # llama and qwen2 files.
 _LAYER_TENSORS = {
@@ -42,7 +43,9 @@ def write_hf_folder(source: str | Path, folder: str | Path, dtype: str = "F32") 
     config = _config(reader, dtype)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(reader), ensure_ascii=False))
-    _write_safetensors(folder / "model.safetensors", _tensors(reader, config), dtype)
+    tensors = _tensors(reader, config)
+    shapes = {name: values.shape for name, values in tensors.items()}
+    write_safetensors(folder / "model.safetensors", shapes, tensors.__getitem__, dtype)
 
 
 def _field(reader: gguf.GGUFReader, key: str) -> Any:
@@ -95,32 +98,6 @@ def _hf_name(name: str) -> str:
     if parts[0] == "blk":
         return f"model.layers.{parts[1]}.{_LAYER_TENSORS[parts[2]]}.{parts[3]}"
     return f"{_OTHER_TENSORS[parts[0]]}.{parts[1]}"
-
-
-def _write_safetensors(path: Path, tensors: dict[str, npt.NDArray[np.float32]], dtype: str) -> None:
-    size = {"F32": 4, "BF16": 2}[dtype]
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, values in tensors.items():
-        end = offset + values.size * size
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for values in tensors.values():
-            _cast(values, dtype).tofile(file)
-
-
-def _cast(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.generic]:
-    values = np.ascontiguousarray(values, np.float32)
-    if dtype == "F32":
-        return values
-    bits = values.view(np.uint32)
-    rounded = bits + 0x7FFF + ((bits >> 16) & 1)  # to nearest, ties to even
-    return (rounded >> 16).astype(np.uint16)
 
 
 def _tokenizer(reader: gguf.GGUFReader) -> dict[str, Any]:

@@ -233,6 +233,20 @@ def test_a_victim_that_was_in_the_step_is_taken_out_of_it() -> None:
     assert sorted(names(engine.done)) == ["r0", "r1"]
 
 
+def test_whose_copy_was_in_a_failed_step_is_lost_with_it() -> None:
+    engine = make_engine(block_size=4, max_num_seqs=4, chunking="whole", max_num_batched_tokens=6)
+    engine.add([1] * 6, 9, n=2)
+    engine.step()
+    engine.add([2] * 6, 2)  # comes before those that run, and has all the budget
+    step = engine.schedule()
+    assert step is not None
+    assert names(e.sequence for e in step.entries) == ["r1"]
+    assert len(step.plan.copies) == 1
+    lost = engine.scheduler.lost_with(step)
+    assert len(lost) == 2
+    assert lost[1].request.id == "r0"
+
+
 # ---------------------------------------------------------------------- what can't fit
 
 

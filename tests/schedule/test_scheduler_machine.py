@@ -178,9 +178,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step_that_fails(self):  # type: ignore[no-untyped-def]
         step = self.schedule()
         if step is not None:
-            for entry in step.entries:
-                if entry.sequence.request in self.engine.live:
-                    self.engine.end(entry.sequence.request, FinishReason.ERROR)
+            for sequence in self.engine.scheduler.lost_with(step):
+                if sequence.request in self.engine.live:
+                    self.engine.end(sequence.request, FinishReason.ERROR)
 
     @rule(data=st.data())
     def abort(self, data):  # type: ignore[no-untyped-def]

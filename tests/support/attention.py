@@ -31,6 +31,7 @@ def from_bf16(x: UInt16) -> Float32:
 def to_int8(x: Float32) -> tuple[Int8, Float32]:
     """Codes and scales of the vectors along the last axis, as an int8 cache holds them."""
     largest = np.abs(x).max(axis=-1, keepdims=True)
+    largest = np.where(largest < 1e-30, np.float32(0), largest)
     with np.errstate(divide="ignore", invalid="ignore"):
         codes = np.where(largest > 0, np.rint(x * (np.float32(127) / largest)), 0)
     return codes.astype(np.int8), (largest / np.float32(127))[..., 0].astype(np.float32)

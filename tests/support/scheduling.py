@@ -9,13 +9,16 @@ prefix hit or a row written into somebody else's block can't go unnoticed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from trimaran.cache.indices import make_index
 from trimaran.cache.manager import KVCacheManager
 from trimaran.cache.prefix_index import NoIndex
+from trimaran.cache.tiers import KVTiers
 from trimaran.core.clock import VirtualClock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import CapacityError
@@ -51,6 +54,26 @@ class FakeBackend:
     def block(self, block: int) -> list[Content | None]:
         size = self.kv.block_size
         return self.slots[block * size : (block + 1) * size]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.kv.block_size * 32
+
+    def read_blocks(self, blocks: np.ndarray, out: np.ndarray) -> None:
+        """As the engine's back ends do: each slot is four int64, the last one 1 if written."""
+        for row, block in zip(out, blocks.tolist(), strict=True):
+            slots = [(0, 0, 0, 0) if s is None else (*s, 1) for s in self.block(block)]
+            row[:] = np.array(slots, np.int64).reshape(-1).view(np.uint8)
+
+    def write_blocks(self, blocks: np.ndarray, data: np.ndarray) -> None:
+        size = self.kv.block_size
+        for row, block in zip(data, blocks.tolist(), strict=True):
+            assert self.kv.pool.references(block) == 1 and block not in self.kv.index
+            slots = row.view(np.int64).reshape(size, 4).tolist()
+            self.slots[block * size : (block + 1) * size] = [
+                (token, position, context) if written else None
+                for token, position, context, written in slots
+            ]
 
     def run(self, step: ScheduledStep) -> None:
         self._check_shape(step)
@@ -130,6 +153,7 @@ class FakeEngine:
     kv: KVCacheManager
     chunking: Chunking | None = None
     capacity: Capacity | None = None
+    tiers: Callable[[FakeBackend, VirtualClock], KVTiers] | None = None
     vocabulary: int = 3
     live: dict[Request, list[Sequence]] = field(default_factory=dict)
     done: list[Sequence] = field(default_factory=list)
@@ -139,8 +163,9 @@ class FakeEngine:
         self.clock = VirtualClock()
         self.backend = FakeBackend(self.kv)
         self.scheduler = Scheduler(
-            self.config, self.kv, self.clock, chunking=self.chunking, capacity=self.capacity
-        )
+            self.config, self.kv, self.clock, chunking=self.chunking, capacity=self.capacity,
+            tiers=self.tiers(self.backend, self.clock) if self.tiers else None,
+        )  # fmt: skip
         self._ids = itertools.count()
 
     def add(

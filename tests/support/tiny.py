@@ -12,7 +12,7 @@ from trimaran.compute.reference.backend import ReferenceBackend
 from trimaran.core.clock import VirtualClock
 from trimaran.core.config import EngineConfig
 from trimaran.engine.core import EngineCore
-from trimaran.engine.factory import make_cache
+from trimaran.engine.tiers import make_cache
 from trimaran.models.config import ModelConfig
 from trimaran.models.llama import LlamaModel, expected_tensors
 from trimaran.models.model import Model
@@ -96,10 +96,16 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 def make_core(
-    backend: Backend | None = None, *, blocks: int = 64, seed: int = 0, **options: object
+    backend: Backend | None = None,
+    *,
+    blocks: int = 64,
+    seed: int = 0,
+    model: Model | None = None,
+    tokenizer: Tokenizer | None = None,
+    **options: object,
 ) -> EngineCore:
-    """An engine over the tiny model with a cache of `blocks` blocks."""
-    model = tiny_model(seed)
+    """An engine over the tiny model, or another, with a cache of `blocks` blocks."""
+    model = model or tiny_model(seed)
     config = EngineConfig.from_mapping({"block_size": 8, "backend": "reference"} | options)
     backend = backend or ReferenceBackend(model)
     backend.allocate_cache(blocks, config.block_size)
@@ -108,7 +114,7 @@ def make_core(
     length = min(model.config.context_length, blocks * config.block_size)
     return EngineCore(
         model.config,
-        tiny_tokenizer(),
+        tokenizer or tiny_tokenizer(),
         backend,
         Scheduler(config, kv, clock),
         config,

@@ -16,6 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from support.safetensors_file import write_safetensors
 
 
 @dataclass(frozen=True)
@@ -217,20 +218,9 @@ def folder_config(architecture: str = "LlamaForCausalLM") -> dict[str, Any]:
     }
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Array], dtype: str = "F32") -> Path:
-    """Values are cut, not rounded, to BF16."""
-    parts, header, offset = [], {}, 0
-    for name, values in tensors.items():
-        data = {
-            "F32": lambda v: v.tobytes(),
-            "F16": lambda v: v.astype(np.float16).tobytes(),
-            "BF16": lambda v: (v.view(np.uint32) >> 16).astype(np.uint16).tobytes(),
-        }[dtype](np.ascontiguousarray(values))
-        offsets = [offset, offset + len(data)]
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
-        parts.append(data)
-        offset += len(data)
-    path.write_bytes(safetensors_bytes(header, b"".join(parts)))
+def write_tensors(path: Path, tensors: Mapping[str, Array], dtype: str = "F32") -> Path:
+    shapes = {name: values.shape for name, values in tensors.items()}
+    write_safetensors(path, shapes, tensors.__getitem__, dtype)
     return path
 
 
@@ -251,7 +241,7 @@ def tiny_folder(
     biased = "qkv" if architecture == "Qwen2ForCausalLM" else ""
     fields = folder_config(architecture) | dict(config or {})
     (folder / "config.json").write_text(json.dumps(fields))
-    write_safetensors(folder / "model.safetensors", tensors or tiny_tensors(biased=biased), dtype)
+    write_tensors(folder / "model.safetensors", tensors or tiny_tensors(biased=biased), dtype)
     return folder
 
 
@@ -263,7 +253,7 @@ def shard(folder: Path, tensors: Mapping[str, Array], shards: int) -> list[str]:
     weight_map = {name: names[i % shards] for i, name in enumerate(order)}
     for own in names:
         part = {name: tensors[name] for name in order if weight_map[name] == own}
-        write_safetensors(folder / own, part)
+        write_tensors(folder / own, part)
     index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return names

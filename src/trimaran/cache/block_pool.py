@@ -12,15 +12,28 @@ number of tables that hold the block; the index holds none, it only remembers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
 
 from trimaran.cache.prefix_index import PrefixIndex
+
+FREE, CACHED, HELD, SHARED = range(4)
 
 
 class BlockPool:
     """Reference counts of `num_blocks` blocks; every operation is O(1) a block."""
 
-    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        index: PrefixIndex,
+        evicted: Callable[[int], None] | None = None,
+    ) -> None:
+        """`evicted` is called with each block that the index gives up, before it is handed
+        out again."""
+        self._evicted = evicted
         self.num_blocks = num_blocks
         self._index = index
         self._references = [0] * num_blocks
@@ -58,12 +71,18 @@ class BlockPool:
         elif count <= self.available:
             blocks = free[:]
             free.clear()
-            blocks += [self._index.evict() for _ in range(count - len(blocks))]
+            blocks += [self._evict() for _ in range(count - len(blocks))]
         else:
             return None
         for block in blocks:
             self._references[block] = 1
         return blocks
+
+    def _evict(self) -> int:
+        block = self._index.evict()
+        if self._evicted is not None:
+            self._evicted(block)
+        return block
 
     def retain(self, block: int) -> None:
         """Adds a reference to a held or cached block."""
@@ -86,6 +105,15 @@ class BlockPool:
     def clear_index(self) -> None:
         """Forgets every stored prefix; cached blocks become free, held ones stay held."""
         self._free.extend(self._index.clear())
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """uint8 [num_blocks]: FREE, CACHED, HELD by one table, or SHARED by several. O(n)."""
+        references = np.array(self._references, np.int64)
+        states = np.full(self.num_blocks, CACHED, np.uint8)
+        states[references == 1] = HELD
+        states[references > 1] = SHARED
+        states[self._free] = FREE
+        return states
 
     def check(self, tables: Iterable[list[int]]) -> None:
         """Raises `AssertionError` unless `tables` are just the references counted here and

@@ -153,7 +153,8 @@ class HashIndex:
     def pieces(self) -> Iterator[Piece]:
         size = self._block_size
         for node in self._nodes.values():
-            yield Piece(node.namespace, node.end, size, node.block, node.hits, node.children == 0)
+            last = node.children == 0
+            yield Piece(node.namespace, node.end, size, node.block, node.block, node.hits, last)
 
     @property
     def num_unheld(self) -> int:

@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from trimaran.cache.block_pool import BlockPool
 from trimaran.cache.block_table import BlockTable, TableMatrix
+from trimaran.cache.content import StoredBlocks
 from trimaran.cache.hash_index import HashIndex
-from trimaran.cache.prefix_index import Match, NoIndex, PrefixIndex
+from trimaran.cache.inspection import CacheReport, hottest_of, namespaces_of
+from trimaran.cache.prefix_index import Cursor, Match, NoIndex, PrefixIndex
 from trimaran.cache.window_group import WindowGroup
 from trimaran.core.request import Sequence
 from trimaran.core.retention import Retention
@@ -44,6 +46,21 @@ class CacheUsage:
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
 
 
+@dataclass(slots=True, eq=False)
+class Reserved:
+    """Blocks that continue a stored prefix and are filled by another than a step.
+
+    Attributes:
+        blocks: those of the prefix, then the reserved ones.
+        cursor: where the prefix ends in the index.
+        start: how many of the blocks are the prefix's.
+    """
+
+    blocks: list[int]
+    cursor: Cursor
+    start: int
+
+
 class KVCacheManager:
     """Block tables of the running sequences over one pool and one prefix index.
 
@@ -55,6 +72,7 @@ class KVCacheManager:
         block_size: tokens in a block.
         prefix_cache: whether equal prefixes are found and shared.
         index: the index to use instead of a `HashIndex`.
+        content: is told which full blocks are stored, used and given up.
     """
 
     more: tuple[WindowGroup, ...] = ()
@@ -67,13 +85,16 @@ class KVCacheManager:
         prefix_cache: bool = True,
         *,
         index: PrefixIndex | None = None,
+        content: StoredBlocks | None = None,
     ) -> None:
         if index is None:
             index = HashIndex(block_size) if prefix_cache else NoIndex()
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.index = index
-        self.pool = BlockPool(num_blocks, index)
+        self.content = content
+        self.pool = BlockPool(num_blocks, index, None if content is None else content.remove)
+        self._reserved: set[Reserved] = set()
         self._tables: dict[Sequence, BlockTable] = {}
         self._by_row: dict[int, BlockTable] = {}
         self._matrix = TableMatrix()
@@ -134,6 +155,8 @@ class KVCacheManager:
         blocks = match.blocks + added
         table = self._open(sequence, blocks, match)
         self._matrix.writable[table.row] = len(blocks) * self.block_size
+        if self.content is not None:
+            self.content.use(match.blocks)
         if sequence.preemptions:
             self._resumed += match.tokens
         else:
@@ -192,13 +215,22 @@ class KVCacheManager:
         while (cursor.blocks + 1) * size <= computed:
             place = cursor.blocks
             block = table.blocks[place]
-            tokens: Tokens[int] = sequence.tokens[place * size : (place + 1) * size]
-            stands = self.index.insert(cursor, tokens, block)
-            if stands != block:  # computed twice at the same time; one copy is enough
-                self.pool.retain(stands)
-                self.pool.release(block)
-                table.blocks[place] = stands
-                self._matrix.extend(table.row, place, [stands])
+            if self._store(cursor, table.blocks, sequence.tokens) != block:
+                self._matrix.extend(table.row, place, [table.blocks[place]])
+
+    def _store(self, cursor: Cursor, blocks: list[int], tokens: Tokens[int]) -> int:
+        """Indexes the block after `cursor`; the one that stands in its place now."""
+        place, size = cursor.blocks, self.block_size
+        block = blocks[place]
+        own = tokens[place * size : (place + 1) * size]
+        stands = self.index.insert(cursor, own, block)
+        if stands != block:  # computed twice at the same time; one copy is enough
+            self.pool.retain(stands)
+            self.pool.release(block)
+            blocks[place] = stands
+        if self.content is not None and stands in self.index:
+            self.content.add(stands, blocks[place - 1] if place else None, own, cursor.namespace)
+        return stands
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Gives `child` a table of the parent's computed blocks; the first of the two that
@@ -234,6 +266,32 @@ class KVCacheManager:
             self.pool.release(block)
         self._matrix.give_back(table.row, len(table.blocks))
         del self._by_row[table.row]
+
+    # ------------------------------------------------------------------ from a lower tier
+
+    def reserve(self, match: Match, count: int) -> Reserved | None:
+        """Holds a stored prefix of full blocks, and `count` blocks to be filled after it; or
+        changes nothing and returns None where there aren't enough."""
+        pool = self.pool
+        resting = sum(pool.references(block) == 0 for block in match.blocks)
+        if count > pool.available - resting:
+            return None
+        for block in match.blocks:
+            pool.retain(block)
+        fresh = pool.allocate(count)
+        assert fresh is not None
+        reserved = Reserved(match.blocks + fresh, match.cursor, len(match.blocks))
+        self._reserved.add(reserved)
+        return reserved
+
+    def settle(self, reserved: Reserved, tokens: Tokens[int], filled: int) -> None:
+        """Indexes the first `filled` of the reserved blocks, which hold the KV of `tokens`,
+        and lets go of all."""
+        self._reserved.remove(reserved)
+        for _ in range(filled):
+            self._store(reserved.cursor, reserved.blocks, tokens)
+        for block in reversed(reserved.blocks):
+            self.pool.release(block)
 
     # ------------------------------------------------------------------ for a step's plan
 
@@ -286,16 +344,36 @@ class KVCacheManager:
             resumed_tokens=self._resumed,
         )
 
+    def inspect(self, top: int = 10) -> CacheReport:
+        """What the prefix cache holds now, with the `top` hottest prefixes; O(stored blocks):
+        about a second for a million."""
+        usage = self.usage()
+        return CacheReport(
+            self.block_size,
+            usage.total,
+            usage.free,
+            usage.held,
+            usage.cached,
+            usage.queried_tokens,
+            usage.hit_tokens,
+            usage.hit_rate,
+            namespaces_of(self.index),
+            hottest_of(self.index, top),
+        )
+
     def reset_prefix_cache(self) -> None:
         """Forgets every stored prefix. Sequences that run go on with what they hold, which
         isn't indexed any more."""
         self.pool.clear_index()
-        for table in self._tables.values():
-            table.cursor.closed = True
+        for holder in self._holders():
+            holder.cursor.closed = True
+        if self.content is not None:
+            self.content.clear()
 
     def check(self) -> None:
         """Raises `AssertionError` where counts, tables, matrix and index disagree."""
-        self.pool.check(table.blocks for table in self._tables.values())
+        self.pool.check(holder.blocks for holder in self._holders())
+        self._check_content()
         rows = [table.row for table in self._tables.values()]
         if len(set(rows)) != len(rows):
             raise AssertionError("two tables have one row")
@@ -314,6 +392,18 @@ class KVCacheManager:
         for number in range(len(self._matrix.blocks)):
             if number not in used and (self._matrix.blocks[number] != -1).any():
                 raise AssertionError(f"row {number} is unused but not empty")
+
+    def _holders(self) -> list[BlockTable | Reserved]:
+        return [*self._tables.values(), *self._reserved]
+
+    def _check_content(self) -> None:
+        if self.content is None:
+            return
+        for stored in self.content:
+            if stored.block not in self.index:
+                raise AssertionError(f"block {stored.block} has a digest, but isn't indexed")
+        if len({stored.digest for stored in self.content}) != len(self.content):
+            raise AssertionError("two stored blocks have one digest")
 
     # ------------------------------------------------------------------ parts
 

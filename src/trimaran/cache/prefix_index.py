@@ -72,8 +72,9 @@ class Piece:
 
     Attributes:
         end: length of the prefix that it ends.
-        tokens: of its own, which no other piece holds.
+        tokens: of its own, after those of the piece that it continues.
         block: that ends with it, or None where other blocks continue it.
+        below: a block that begins with it, itself or one that continues it.
         hits: sequences whose prefix was found up to just here.
         last: nothing continues it.
     """
@@ -82,6 +83,7 @@ class Piece:
     end: int
     tokens: int
     block: int | None
+    below: int
     hits: int
     last: bool
 

@@ -201,7 +201,7 @@ class RadixIndex:
         for namespace, root in self._roots.items():
             for node, end in _below(root):
                 own, last = len(node.run) // _WIDTH, node.children is None
-                yield Piece(namespace, end, own, node.block, node.hits, last)
+                yield Piece(namespace, end, own, node.block, _source(node), node.hits, last)
 
     @property
     def num_unheld(self) -> int:

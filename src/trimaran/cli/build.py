@@ -14,23 +14,24 @@ from trimaran.cli.terminal import DownloadReport, StartupReport, human_bytes, sa
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import ConfigError
 
-FLAGS = ("weights", "isa", "threads")
+FLAGS = ("weights", "kv", "isa", "threads")
 """The engine's options that decide what a build holds, or how fast it is made."""
 
 EPILOG = f"""\
 examples:
   trimaran build qwen2.5-coder-0.5b
-  trimaran build smollm2-135m --weights int8 -o smollm2-int8
+  trimaran build smollm2-135m --weights int8 --kv int8 -o smollm2-int8
   trimaran generate --model smollm2-int8 "Once upon a time"
   trimaran build --list
   trimaran build --clean
 
 A build holds the recorded plan of a model and its weights as the kernels read them, for one
 instruction set and one kind of weights, with the tokenizer and the chat template: it needs
-no other file. Without -o it is kept in the cache, where every command that loads the model
-with the same options finds it. A cached build whose model changed, or that another version
-of Trimaran made, is built again by itself; one in a folder of your own is refused, and says
-why.
+no other file. In a folder it may also say how keys and values are held: with --kv, every
+start from it does so. Without -o it is kept in the cache, where every command that loads the
+model with the same options finds it, whatever its --kv. A cached build whose model changed,
+or that another version of Trimaran made, is built again by itself; one in a folder of your
+own is refused, and says why.
 
 {EXIT_CODES}"""
 
@@ -102,12 +103,14 @@ def _build(args: argparse.Namespace) -> int:
         record = {
             "path": str(place),
             "weights": built.weights,
+            "kv": built.kv,
             "isa": built.isa,
             "weight_bytes": built.nbytes,
         }
         print(json.dumps(record, indent=2, ensure_ascii=False))
     else:
-        what = f"weights {built.weights}, {built.isa}, {human_bytes(built.nbytes)}"
+        kv = "" if built.kv is None else f"KV {built.kv}, "
+        what = f"weights {built.weights}, {kv}{built.isa}, {human_bytes(built.nbytes)}"
         print(f"{args.model} is built in {place} ({what})")
     return 0
 

@@ -22,7 +22,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "preset": tuple(PRESETS),
     "backend": config.BACKENDS,
     "weights": config.WEIGHTS,
-    "kv": config.KV_FORMATS,
+    "kv": config.KV_CHOICES,
     "isa": config.ISAS,
     "block_size": config.BLOCK_SIZES,
     "index": config.INDICES,
@@ -30,6 +30,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "chunking": config.CHUNKINGS,
     "capacity": config.CAPACITIES,
 }
+_TEXTS = {"kv_disk_path": "PATH", "kv_events": "ENDPOINT"}
 _RENAMED: dict[tuple[type, str], str] = {
     (EngineConfig, "seed"): "--engine-seed"
 }  # --seed is the request's
@@ -118,6 +119,8 @@ def _kind(cls: type, name: str, hint: object, default: object) -> dict[str, Any]
         return {"metavar": "N", "type": _whole} if number else {"metavar": "NAME"}
     if hint is float:
         return {"metavar": "X", "type": _number}
+    if name in _TEXTS:
+        return {"metavar": _TEXTS[name]}
     read = size if name.endswith("_bytes") else _whole
     metavar = "SIZE" if read is size else "N"
     return {"metavar": metavar, "type": _or_none(read) if type(None) in get_args(hint) else read}

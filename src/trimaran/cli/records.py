@@ -1,8 +1,9 @@
 """Requests and answers as JSON records, one a line.
 
-A request has one of "prompt", "prompt_token_ids" and "messages", perhaps an "id", and any
-of the sampling parameters. An answer has the request's id and line number, and either
-"outputs" or "error". Nothing in a record is ignored: what isn't known is refused by name.
+A request has one of "prompt", "prompt_token_ids" and "messages", perhaps an "id", a
+"priority" and the "slo" class's name, and any of the sampling parameters. An answer has the
+request's id and line number, and either "outputs" or "error". Nothing in a record is
+ignored: what isn't known is refused by name.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, get_type_hints
 from trimaran.core.errors import ParameterError, RequestError, TrimaranError, nearest
 from trimaran.core.outputs import Logprobs, RequestOutput
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import slo_class
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 
@@ -29,6 +31,8 @@ class Ask:
         line: in the input, from 1.
         prompt: text, token ids, or the messages of a conversation.
         chat: whether `prompt` is a conversation.
+        priority: smaller is served first with order "priority".
+        slo: name of an SLO class.
     """
 
     id: Any
@@ -36,6 +40,8 @@ class Ask:
     prompt: str | list[int] | list[dict[str, Any]]
     params: SamplingParams
     chat: bool = False
+    priority: int = 0
+    slo: str = "standard"
 
 
 class LineError(TrimaranError):
@@ -120,13 +126,17 @@ def _ask(record: dict[str, Any], identity: Any, line: int, defaults: Mapping[str
         raise RequestError(f"give one of {', '.join(PROMPTS)}; the record has {what}")
     prompt = record.pop(given[0])
     _PROMPT_CHECKS[given[0]](prompt)
+    priority, slo = record.pop("priority", 0), record.pop("slo", "standard")
+    if type(priority) is not int:
+        raise RequestError(f"priority is {_kind(priority)}; give a whole number")
+    slo_class(slo)
     known = [field.name for field in fields(SamplingParams)]
     for name in record:
         if name not in known:
-            tail = nearest(name, [*known, *PROMPTS, "id"])
+            tail = nearest(name, [*known, *PROMPTS, "id", "priority", "slo"])
             raise RequestError(f"unknown field '{name}'.{tail}")
     params = SamplingParams.from_mapping({**defaults, **_parameters(record)})
-    return Ask(identity, line, prompt, params, chat=given[0] == "messages")
+    return Ask(identity, line, prompt, params, given[0] == "messages", priority, slo)
 
 
 def _check_text(prompt: object) -> None:

@@ -27,7 +27,7 @@ class Running:
         self._collector = OutputCollector("", text, ids, ask.params.n)
         self._start = time.perf_counter()
         self._first = self._last = 0.0
-        stream = llm.stream(ids, ask.params)
+        stream = llm.stream(ids, ask.params, priority=ask.priority, slo=ask.slo)
         self._deltas = cast("Generator[SequenceDelta]", stream)
 
     def texts(self) -> Iterator[str]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.sampling_batch import Float32, Sampler
 from trimaran.core.step_plan import StepPlan
 from trimaran.models.layer_groups import LayerGroup
+
+Int32 = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
 
 
 class Backend(Protocol):
@@ -43,6 +49,45 @@ class Backend(Protocol):
 
         Raises:
             CapacityError: the memory can't be had.
+        """
+        ...
+
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block: K and V of all layers; 0 before `allocate_cache`."""
+        ...
+
+    def kv_fingerprint(self) -> bytes:
+        """32 bytes that change with whatever changes the bits of K and V, or how they lie in a
+        block: weights, kernels, KV format, dimensions, block size. Reads all weights."""
+        ...
+
+    def read_blocks(self, blocks: Int32, out: Bytes) -> None:
+        """Copies whole blocks out of the cache.
+
+        May be called from another thread while `run` is at work. What is read of a block that
+        is written at the same time is undefined: whoever can't exclude that must find out
+        afterwards.
+
+        Args:
+            blocks: [N] which.
+            out: uint8 [N, kv_block_bytes], C-contiguous.
+
+        Raises:
+            BackendError: there is no such block, or `out` has another shape.
+        """
+        ...
+
+    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+        """Copies whole blocks into the cache, as `read_blocks` has read them.
+
+        May be called from another thread while `run` is at work on other blocks.
+
+        Args:
+            blocks: [N] which; no step that runs may read or write them.
+            data: uint8 [N, kv_block_bytes], C-contiguous.
+
+        Raises:
+            BackendError: there is no such block, or `data` has another shape.
         """
         ...
 

@@ -16,6 +16,7 @@ _Config = TypeVar("_Config")
 BACKENDS = ("auto", "native", "reference")
 WEIGHTS = ("as-is", "bf16", "int8", "int4")
 KV_FORMATS = ("bf16", "int8")
+KV_CHOICES = ("auto", *KV_FORMATS)
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 BLOCK_SIZES = (4, 8, 16, 32)
 INDICES = ("hash", "radix")
@@ -50,8 +51,9 @@ class EngineConfig:
         weights: how linear weights are held: "as-is" (the file's own precision), "bf16",
             "int8" or "int4" (rounded to nearest, a scale and a minimum per 32 inputs; of
             int4, embeddings and output head are held in int8).
-        kv: how keys and values are held: "bf16", or "int8" (a scale for each token and KV
-            head), which takes about half the memory.
+        kv: how keys and values are held: "bf16", "int8" (a scale for each token and KV
+            head), which takes about half the memory, or "auto": what a build says, else
+            bf16.
         isa: instruction set of the native kernels; "auto" takes the best the CPU has.
         build_cache: use the cached build of a model, and keep one where packing its weights
             took longer than 0.25 seconds.
@@ -63,6 +65,15 @@ class EngineConfig:
         kv_cache_bytes: memory for the KV cache; None sizes it by `kv_memory_fraction`.
         kv_memory_fraction: share of the memory that is free after the weights are loaded
             which the KV cache may take.
+        kv_host_bytes: memory for copies of KV blocks that the KV cache may give up, and for
+            blocks of preempted sequences; 0 is none.
+        kv_disk_path: a folder where KV blocks that were used twice are kept over restarts;
+            engines on one machine can share it. None is none.
+        kv_disk_bytes: what the blocks in `kv_disk_path` may take, those of all engines
+            together.
+        kv_events: where to publish which KV blocks are stored and removed, as vLLM does: a
+            ZMQ endpoint as in "tcp://*:5557", then, if wanted, ",replay=tcp://*:5558" and
+            ",topic=NAME". None is nowhere.
         max_num_seqs: sequences in one step, at most.
         max_num_batched_tokens: rows in one step, at most; longer prompts are chunked, or
             come alone where they aren't.
@@ -87,7 +98,7 @@ class EngineConfig:
     preset: str | None = None
     backend: str = "auto"
     weights: str = "as-is"
-    kv: str = "bf16"
+    kv: str = "auto"
     isa: str = "auto"
     build_cache: bool = True
     threads: int = 0
@@ -95,6 +106,10 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_bytes: int | None = None
     kv_memory_fraction: float = 0.5
+    kv_host_bytes: int = 0
+    kv_disk_path: str | None = None
+    kv_disk_bytes: int = 8 << 30
+    kv_events: str | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     prefix_cache: bool = True
@@ -108,7 +123,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _one_of("backend", self.backend, BACKENDS)
         _one_of("weights", self.weights, WEIGHTS)
-        _one_of("kv", self.kv, KV_FORMATS)
+        _one_of("kv", self.kv, KV_CHOICES)
         _one_of("isa", self.isa, ISAS)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("index", self.index, INDICES)
@@ -128,11 +143,31 @@ class EngineConfig:
             _in_range("chunk_size", self.chunk_size, 1, 1 << 20)
         if self.kv_cache_bytes is not None:
             _in_range("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 50)
+        _in_range("kv_host_bytes", self.kv_host_bytes, 0, 1 << 50)
+        _in_range("kv_disk_bytes", self.kv_disk_bytes, 1, 1 << 60)
+        for name in ("kv_disk_path", "kv_events"):
+            text = getattr(self, name)
+            if text is not None and (not isinstance(text, str) or not text):
+                raise ConfigError(f"{name} is {text!r}; give a text that isn't empty, or None")
+        for name in ("kv_host_bytes", "kv_disk_path", "kv_events"):
+            if getattr(self, name) and not self.prefix_cache:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}, but prefix_cache is off, so no block has a"
+                    f" name; leave {name} out, or prefix_cache on"
+                )
         if not 0.0 < self.kv_memory_fraction <= 0.95:
             raise ConfigError(
                 f"kv_memory_fraction is {self.kv_memory_fraction}; give more than 0, at most 0.95"
             )
         check_compatible(self)
+
+    def kv_format(self, of_build: str | None = None) -> str:
+        """One of `KV_FORMATS`: what "auto" means.
+
+        Args:
+            of_build: that of the build that is started, if it has one.
+        """
+        return of_build or "bf16" if self.kv == "auto" else self.kv
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> EngineConfig:

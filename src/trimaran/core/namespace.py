@@ -22,6 +22,6 @@ class Namespace(NamedTuple):
 
         Who knows a salt recognises it, and a salt that is easy to guess can be guessed.
         """
-        salt = self.salt.encode()
-        parts = len(salt).to_bytes(8, "little") + salt + self.adapter.encode()
+        salt, adapter = (part.encode("utf-8", "surrogatepass") for part in self)
+        parts = len(salt).to_bytes(8, "little") + salt + adapter
         return hashlib.blake2b(parts, digest_size=16).digest()

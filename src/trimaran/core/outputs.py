@@ -31,6 +31,11 @@ class RequestMetrics:
 
     Attributes:
         prompt_complete: of a request that was opened: when the last of its prompt came.
+        output_tokens: tokens of all its sequences so far.
+        decode_seconds: from the first to the last token so far, added up over its sequences.
+        gaps: between tokens of one sequence, likewise.
+        itl: the longest such gap in seconds, 0 before there is one.
+        cost: what the request counts in the objective, by its SLO class; once it was answered.
     """
 
     arrival: float
@@ -40,6 +45,23 @@ class RequestMetrics:
     finished: float | None = None
     cached_tokens: int = 0
     preemptions: int = 0
+    output_tokens: int = 0
+    decode_seconds: float = 0.0
+    gaps: int = 0
+    itl: float = 0.0
+    cost: float | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from the arrival, or from when the prompt was complete, to the first token."""
+        if self.first_token is None:
+            return None
+        return self.first_token - (self.prompt_complete or self.arrival)
+
+    @property
+    def tpot(self) -> float:
+        """Mean seconds between two tokens of a sequence; 0 where none had two."""
+        return self.decode_seconds / self.gaps if self.gaps else 0.0
 
 
 @dataclass(slots=True)

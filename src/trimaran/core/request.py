@@ -22,6 +22,7 @@ class FinishReason(enum.StrEnum):
 
 class SequenceStatus(enum.Enum):
     WAITING = enum.auto()  # holds no blocks; also after preemption
+    LOADING = enum.auto()  # waits for blocks from a lower tier, holding none itself
     RUNNING = enum.auto()  # holds blocks and is in every step that has budget
     PARKED = enum.auto()  # holds nothing and waits for more of its prompt, in no queue
     FINISHED = enum.auto()  # ended; holds nothing

@@ -67,10 +67,12 @@ class Assembled:
     Attributes:
         deltas: a request's together, in order.
         stopped: ended by a stop string; still to be taken out of the scheduler.
+        answered: requests of which all sequences have ended by themselves.
     """
 
     deltas: dict[LiveRequest, list[SequenceDelta]] = field(default_factory=dict)
     stopped: list[Generation] = field(default_factory=list)
+    answered: list[LiveRequest] = field(default_factory=list)
 
     def add(self, live: LiveRequest, delta: SequenceDelta) -> None:
         self.deltas.setdefault(live, []).append(delta)
@@ -108,6 +110,7 @@ def _add_token(out: Assembled, event: SampledToken, tokenizer: Tokenizer) -> Non
             delta.text += generation.text.finish()
     if event.scores is not None:
         delta.logprobs = [entry(event.scores, event.place, token, params.logprobs or 0, tokenizer)]
+    generation.note_token(event.time)
     if live.metrics.first_token is None:
         live.metrics.first_token = event.time
         delta.prompt_logprobs = live.prompt_logprobs
@@ -116,8 +119,10 @@ def _add_token(out: Assembled, event: SampledToken, tokenizer: Tokenizer) -> Non
         delta.finish_reason = reason
         generation.delivered = True
         live.undelivered -= 1
-        if live.undelivered == 0 and live.metrics.finished is None:
-            live.metrics.finished = event.time
+        if live.undelivered == 0:
+            out.answered.append(live)
+            if live.metrics.finished is None:
+                live.metrics.finished = event.time
     out.add(live, delta)
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import itertools
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
+from trimaran.cache.inspection import CacheReport
 from trimaran.core.errors import RequestFailedError
 from trimaran.core.outputs import RequestMetrics, RequestOutput, SequenceDelta
 from trimaran.core.request import FinishReason, Request
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
+
+Answer = TypeVar("Answer")
 
 
 class _LoopRelay:
@@ -132,10 +139,16 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> AsyncIterator[SequenceDelta]:
         """Deltas of a request as they come, until all of its sequences have ended.
 
         Leaving the iteration early (break, cancellation, `aclose`) aborts the request.
+
+        Args:
+            cache_salt: prefixes are shared only between requests of equal salt.
+            retention: how long the prompt is to stay cached afterwards.
 
         Raises:
             RequestError: it could never be served.
@@ -143,7 +156,13 @@ class AsyncEngine:
             EngineClosedError: the engine takes no requests any more.
         """
         with self.start(
-            prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            retention=retention,
+            slo=slo,
         ) as running:
             async for delta in running:
                 yield delta
@@ -156,6 +175,8 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> RequestStream:
         """Hands a request in at once and returns its stream; to be called in a running loop.
 
@@ -163,7 +184,7 @@ class AsyncEngine:
             RequestError: it could never be served.
             EngineClosedError: the engine takes no requests any more.
         """
-        request = self._request(prompt, params, request_id, priority, cache_salt)
+        request = self._request(prompt, params, request_id, priority, cache_salt, retention, slo)
         return RequestStream(request, self._thread, self._relay())
 
     async def generate(
@@ -174,13 +195,21 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
     ) -> RequestOutput:
         """The whole answer of a request. Cancelling the task aborts it; errors as `stream`."""
         params = params or SamplingParams()
         ids = prompt_ids(prompt, self.core.tokenizer)
         collector = OutputCollector(request_id or "", prompt_text(prompt), ids, params.n)
         async for delta in self.stream(
-            ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            ids,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            retention=retention,
+            slo=slo,
         ):
             collector.output.request_id = delta.request_id
             collector.add(delta)
@@ -199,6 +228,8 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        retention: Retention | None = None,
+        slo: str | SloClass = STANDARD,
         idle_seconds: float = IDLE_SECONDS,
     ) -> OpenRequest:
         """A request whose prompt arrives piece by piece; what is certain of it is computed
@@ -214,7 +245,7 @@ class AsyncEngine:
         """
         return OpenRequest(
             self._thread,
-            self._make([], params, request_id, priority, cache_salt),
+            self._make([], params, request_id, priority, cache_salt, retention, slo),
             self.core.tokenizer,
             self._relay().send,
             chat=chat,
@@ -225,9 +256,33 @@ class AsyncEngine:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
 
+    async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
+        """What `question` finds between two steps; it runs on the engine's thread, so it must
+        be quick."""
+        answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+
+        def run(core: EngineCore) -> None:
+            try:
+                answer.set_result(question(core))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._thread.call(run)
+        return await asyncio.wrap_future(answer)
+
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes that no request holds."""
         self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())
+
+    async def inspect_prefix_cache(self, top: int = 10) -> CacheReport:
+        """What the prefix cache holds, by salt, with the `top` hottest prefixes. Taken between
+        two steps; holds the next one up for about a second for each million of blocks.
+
+        Raises:
+            EngineClosedError: the engine has ended.
+        """
+        answer = self._thread.ask(lambda core: core.scheduler.kv.inspect(top))
+        return await asyncio.wrap_future(answer)
 
     async def close(self) -> None:
         """Ends every request and frees the engine."""
@@ -253,9 +308,11 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        retention: Retention | None,
+        slo: str | SloClass,
     ) -> Request:
         ids = prompt_ids(prompt, self.core.tokenizer)
-        return self._make(ids, params, request_id, priority, cache_salt)
+        return self._make(ids, params, request_id, priority, cache_salt, retention, slo)
 
     def _make(
         self,
@@ -264,6 +321,8 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        retention: Retention | None,
+        slo: str | SloClass,
     ) -> Request:
         return Request(
             id=request_id or f"async-{next(self._ids)}",
@@ -272,4 +331,6 @@ class AsyncEngine:
             arrival=self.core.clock.now(),
             priority=priority,
             cache_salt=cache_salt,
+            retention=retention,
+            slo=slo_class(slo),
         )

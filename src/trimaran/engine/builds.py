@@ -83,21 +83,23 @@ class LoadedBuild:
     chat_template: ChatTemplate | None
 
 
-def load_build(path: Path, weights: str, isa: str, threads: int = 0) -> LoadedBuild:
+def load_build(
+    path: Path, weights: str, isa: str, kv: str = "auto", threads: int = 0
+) -> LoadedBuild:
     """The build in a folder of the user's.
 
     Args:
-        weights, isa: as in `EngineConfig`; "as-is" and "auto" take what the build has.
+        weights, isa, kv: as in `EngineConfig`; "as-is" and "auto" take what the build has.
         threads: that read; 0 takes the CPUs this process may run on.
 
     Raises:
-        BuildError: it is truncated or corrupt, was made by another Trimaran, or has other
-            weights.
+        BuildError: it is truncated or corrupt, was made by another Trimaran, has other
+            weights, or is for another KV cache.
         BackendError: it is for another instruction set.
         CapacityError: there isn't enough memory for it.
     """
     build = _open(path)
-    build.check_options(weights, isa)
+    build.check_options(weights, isa, kv)
     return _load(build, threads)
 
 

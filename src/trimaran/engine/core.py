@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32, SamplingBatch
 from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
@@ -21,9 +24,16 @@ from trimaran.engine.generation import Generation, LiveRequest, take_token
 from trimaran.engine.metrics import EngineMetrics
 from trimaran.engine.sampling import Pick, choose, sampling_batch, score_picks
 from trimaran.engine.side_thread import Job, SideThread
+from trimaran.engine.step_log import StepLog, StepRecord
 from trimaran.models.config import ModelConfig
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.schedule.scheduler import ScheduledStep, Scheduler
+
+
+class Service(Protocol):
+    """Something that runs beside the steps for as long as the engine does."""
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,11 @@ class EngineCore:
         self.config = config
         self.max_model_len = max_model_len
         self.clock = clock
+        self.services: list[Service] = []
+        self.stalled = False
+        self.wake: Callable[[], None] = lambda: None
         self.metrics = EngineMetrics()
+        self.steps = StepLog()
         self._live: dict[str, LiveRequest] = {}
         self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
         self._generations: dict[Sequence, Generation] = {}
@@ -80,6 +94,12 @@ class EngineCore:
         params = request.params
         if complete and not request.prompt:
             raise RequestError("the prompt has no tokens; give at least one")
+        if not isinstance(request.cache_salt, str):
+            raise RequestError(f"cache_salt is {request.cache_salt!r}; give a text")
+        if not isinstance(request.retention, Retention | None):
+            raise RequestError(
+                f"retention is {request.retention!r}; give Retention(priority, seconds)"
+            )
         if request.adapter:
             raise RequestError(
                 f"the request wants adapter '{request.adapter}', and this engine has none; leave"
@@ -237,6 +257,10 @@ class EngineCore:
     def compute(self, aside: SideThread | None = None, meanwhile: Job | None = None) -> list[Event]:
         """Runs one step as far as the next one needs it.
 
+        Afterwards `stalled` says that there was nothing to run though there is work: all of it
+        waits for a lower tier of the KV cache, and `wake` will be called, from another thread,
+        when a step may have something to run again.
+
         Args:
             aside: where `meanwhile` and what prepares the sampling run while the back end
                 computes; without one they run before it.
@@ -255,6 +279,7 @@ class EngineCore:
                 meanwhile()  # in which it may turn out to have ended
             live = self._live.get(error.request_id)
             return [] if live is None else self._end(live, FinishReason.ERROR, str(error))
+        self.stalled = step is None
         if step is None:
             if meanwhile is not None:
                 meanwhile()
@@ -280,13 +305,16 @@ class EngineCore:
             job()
         else:
             aside.start(job)
-        self.metrics.forward_begins(self.clock.now())
+        begin = self.clock.now()
+        self.metrics.forward_begins(begin)
         try:
             logits = _checked(self.backend.run(step.plan), step.plan)
         except Exception as error:  # whatever it was, only this step's requests pay
             failure = error
         finally:
-            self.metrics.forward_ended(self.clock.now())
+            end = self.clock.now()
+            self.metrics.forward_ended(end)
+            self._log(step, begin, end)
             if aside is not None:
                 aside.join()
             self._computing = False
@@ -298,7 +326,26 @@ class EngineCore:
         ready = prepared[0]
         if ended or events or ready.forks:
             ready = self._changed(ready)
-        return events + self._sample(step, logits, ready)
+        events += self._sample(step, logits, ready)
+        self.scheduler.observe(step, self.clock.now() - step.time)
+        return events
+
+    def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
+        scheduler = self.scheduler
+        pool = scheduler.kv.pool
+        self.steps.add(
+            StepRecord(
+                self.metrics.steps,
+                begin,
+                end - begin,
+                step.prefill_tokens,
+                step.decode_tokens,
+                scheduler.num_running,
+                scheduler.num_waiting,
+                pool.num_held,
+                pool.num_cached,
+            )
+        )
 
     def _prepare(self, step: ScheduledStep) -> Prepared:
         """What sampling needs and the logits have no part in."""
@@ -381,6 +428,12 @@ class EngineCore:
         self.metrics.generated_tokens += len(picks) - len(errors)
         return events
 
+    def close(self) -> None:
+        """Stops what runs beside the steps, and frees the back end; may be called twice."""
+        while self.services:
+            self.services.pop().close()
+        self.backend.close()
+
     # ------------------------------------------------------------------ prompt scores
 
     def _score_prompts(self, step: ScheduledStep, logits: Float32) -> list[Event]:
@@ -418,6 +471,8 @@ class EngineCore:
         one is inside the back end. Events must come in order, each once."""
         assembled = assemble(events, self.tokenizer)
         self._stopped += assembled.stopped
+        for live in assembled.answered:
+            live.metrics.cost = self.metrics.objective.add(live.request.slo, live.metrics)
         if not self._computing:
             self._take_out_stopped()
         return assembled.deltas
@@ -440,8 +495,8 @@ class EngineCore:
 
     def _fail_step(self, step: ScheduledStep, why: str) -> list[Event]:
         events: list[Event] = []
-        for scheduled in step.entries:
-            live = self._live.get(scheduled.sequence.request.id)
+        for sequence in self.scheduler.lost_with(step):
+            live = self._live.get(sequence.request.id)
             if live is not None:
                 events += self._end(live, FinishReason.ERROR, why)
         return events

@@ -5,23 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trimaran.cache.indices import make_index
-from trimaran.cache.manager import KVCacheManager
-from trimaran.cache.prefix_index import NoIndex
 from trimaran.compute import native
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
 from trimaran.core.config import EngineConfig
-from trimaran.core.errors import BackendError, BuildError, TrimaranError
+from trimaran.core.errors import BackendError, BuildError, ConfigError, TrimaranError
 from trimaran.engine.builds import BuildStore, LoadedBuild, load_build, save_build
 from trimaran.engine.core import EngineCore
 from trimaran.engine.group_memory import GroupedPlan, plan_groups
 from trimaran.engine.layer_windows import check_groups, make_grouped_cache
 from trimaran.engine.memory import CachePlan, available_bytes, plan_cache
+from trimaran.engine.tiers import CacheParts, open_tiers
 from trimaran.models.chat_template import ChatTemplate
 from trimaran.models.config import ModelConfig
 from trimaran.models.model import Model
@@ -124,7 +122,7 @@ def load_model(path: Path, config: EngineConfig, phase_done: Callable[[str], Non
     found = store.load(path, config.weights, isa, config.threads)
     if found is not None:
         phase_done("read cached build")
-        return _start_build(found, config, phase_done)
+        return _start_build(found, config, config.kv_format(), phase_done)
     seen = identity(path)
     loaded, checkpoint, seconds = _load_checkpoint(path, config, phase_done)
     if rebuild or seconds > SLOW_SECONDS:
@@ -171,20 +169,20 @@ def _load_build(path: Path, config: EngineConfig, phase_done: Callable[[str], No
             f"{path} is built for the native kernels; give the model that it was built from, or"
             " another backend"
         )
-    loaded = load_build(path, config.weights, config.isa, config.threads)
+    loaded = load_build(path, config.weights, config.isa, config.kv, config.threads)
     phase_done("read build")
-    return _start_build(loaded, config, phase_done)
+    return _start_build(loaded, config, config.kv_format(loaded.built.kv), phase_done)
 
 
 def _start_build(
-    build: LoadedBuild, config: EngineConfig, phase_done: Callable[[str], None]
+    build: LoadedBuild, config: EngineConfig, kv: str, phase_done: Callable[[str], None]
 ) -> LoadedModel:
     from trimaran.compute.native.backend import NativeBackend
 
     built = build.built
     backend = NativeBackend(
         built,
-        kv=config.kv,
+        kv=kv,
         threads=config.threads,
         max_rows=config.step_rows(built.config.context_length),
     )
@@ -203,13 +201,19 @@ def build_model(
     """Builds a model for later starts; (folder of the build, what is in it).
 
     Args:
-        config: of which `weights`, `isa` and `threads` count.
+        config: of which `weights`, `kv`, `isa` and `threads` count; `kv` is only for a
+            folder, whose starts take it.
         output: a new folder, or that of an older build; None is the cache, where every later
             start of the model with the same options finds it.
 
     Raises:
         TrimaranError: of the class that names the trouble.
     """
+    if output is None and config.kv != "auto":
+        raise ConfigError(
+            f"kv is '{config.kv}', but a build in the cache serves starts with any kv; leave the"
+            " option to them, or give a folder for the build"
+        )
     phases = phases or Phases()
     path = resolve(model, progress=progress)
     phases.done("find model")
@@ -227,6 +231,8 @@ def build_model(
     checkpoint.chat_template()
     phases.done("check tokenizer")
     built = build(checkpoint.model, config.weights, config.isa, config.threads)
+    if config.kv != "auto":
+        built = replace(built, kv=config.kv)
     phases.done("pack weights")
     if output is None:
         place = BuildStore().save(path, built, checkpoint, seen)
@@ -266,7 +272,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
         return NativeBackend(
             model,
             weights=config.weights,
-            kv=config.kv,
+            kv=config.kv_format(),
             isa=config.isa,
             threads=config.threads,
             max_rows=config.step_rows(model.config.context_length),
@@ -277,7 +283,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
             " slower",
             native.unavailable_reason(),
         )
-    for option, default in (("isa", "auto"), ("weights", "as-is"), ("kv", "bf16")):
+    for option, default in (("isa", "auto"), ("weights", "as-is"), ("kv", "auto")):
         if getattr(config, option) != default:
             raise BackendError(
                 f"{option} is '{getattr(config, option)}', which the reference back end doesn't"
@@ -286,13 +292,6 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     from trimaran.compute.reference.backend import ReferenceBackend
 
     return ReferenceBackend(model)
-
-
-def make_cache(config: EngineConfig, blocks: int) -> KVCacheManager:
-    """The bookkeeping of a cache of `blocks` blocks, with the index asked for."""
-    size = config.block_size
-    index = make_index(config.index, size) if config.prefix_cache else NoIndex()
-    return KVCacheManager(blocks, size, index=index)
 
 
 def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineCore:
@@ -307,16 +306,18 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
     if len(groups) == 1 and not groups[0].window:
         plan = plan_cache(config, context, backend.kv_bytes_per_token(), available_bytes())
         backend.allocate_cache(plan.blocks, config.block_size)
-        cache = make_cache(config, plan.blocks)
+        parts = open_tiers(backend, config, plan.blocks, clock)
     else:
         check_groups(config)
         layer_bytes = backend.kv_bytes_per_token() // model.config.num_layers
         plan = plan_groups(config, context, groups, layer_bytes, available_bytes())
         backend.allocate_cache(plan.blocks, config.block_size)
-        cache = make_grouped_cache(config, groups, plan)
+        parts = CacheParts(make_grouped_cache(config, groups, plan))
     log.info(plan.reason)
-    scheduler = Scheduler(config, cache, clock, max_model_len=plan.max_model_len)
-    return EngineCore(
+    scheduler = Scheduler(
+        config, parts.kv, clock, max_model_len=plan.max_model_len, tiers=parts.tiers
+    )
+    core = EngineCore(
         model.config,
         model.tokenizer,
         model.backend,
@@ -325,3 +326,5 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
         plan.max_model_len,
         clock,
     )
+    parts.attach(core)
+    return core

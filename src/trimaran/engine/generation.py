@@ -18,6 +18,7 @@ class Generation:
 
     Attributes:
         delivered: its last delta was made.
+        last_token: when its last token was sampled, seconds on the engine's clock.
     """
 
     live: LiveRequest
@@ -25,6 +26,18 @@ class Generation:
     text: TextStream
     adjustments: Adjustments | None
     delivered: bool = False
+    last_token: float | None = None
+
+    def note_token(self, now: float) -> None:
+        """Counts a token that was sampled at `now` in the request's metrics."""
+        metrics, before = self.live.metrics, self.last_token
+        metrics.output_tokens += 1
+        if before is not None:
+            gap = now - before
+            metrics.gaps += 1
+            metrics.decode_seconds += gap
+            metrics.itl = max(metrics.itl, gap)
+        self.last_token = now
 
 
 @dataclass(slots=True, eq=False)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trimaran.cache.inspection import CacheReport
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import ParameterError, RequestFailedError, TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import Request
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.factory import Phases, load_engine
+from trimaran.engine.objective import Objective
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
 from trimaran.models.store import DEFAULT_MODEL
@@ -22,6 +27,9 @@ from trimaran.models.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 """A chat message: {"role": …, "content": …}."""
+
+Slo = str | SloClass
+"""An SLO class, or its name."""
 
 Progress = Callable[[int, int], None]
 """Called with (requests finished, requests in all)."""
@@ -81,6 +89,10 @@ class LLM:
         """Back end, instruction set, threads, weight and KV types: plain JSON values."""
         return self._core.backend.describe()
 
+    def objective(self) -> Objective:
+        """What all requests that were answered so far cost, by SLO class (a copy)."""
+        return copy.deepcopy(self._core.metrics.objective)
+
     # ------------------------------------------------------------------ generating
 
     def generate(
@@ -88,13 +100,22 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        slo: Slo | Sequence[Slo] = STANDARD,
         progress: Progress | None = None,
+        cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> list[RequestOutput]:
         """Answers of all prompts, in their order.
 
         Args:
             prompts: text, token ids, or a list of either.
             sampling_params: for all prompts, or one each.
+            cache_salt: prefixes are shared only between requests of equal salt.
+            retention: how long the prompts are to stay cached afterwards.
+            priority: for all prompts, or one each; the smallest first with order "priority".
+            slo: the class or its name ("interactive", "standard", "batch"), for all prompts or
+                one each; what it costs is in the metrics of each answer.
 
         Raises:
             RequestError: a prompt can never be served; none has been started then.
@@ -103,8 +124,8 @@ class LLM:
         many = _as_list(prompts)
         params = _params_list(sampling_params, len(many))
         requests = [
-            self._request(prompt_ids(prompt, self.tokenizer), own)
-            for prompt, own in zip(many, params, strict=True)
+            self._request(prompt_ids(prompt, self.tokenizer), own, cache_salt, retention, *wish)
+            for prompt, own, wish in zip(many, params, _wishes(priority, slo, many), strict=True)
         ]
         texts = [prompt_text(prompt) for prompt in many]
         return self._run(requests, texts, progress)
@@ -114,9 +135,14 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priority: int | Sequence[int] = 0,
+        slo: Slo | Sequence[Slo] = STANDARD,
         progress: Progress | None = None,
+        cache_salt: str = "",
+        retention: Retention | None = None,
     ) -> list[RequestOutput]:
-        """Answers to one conversation or to a list of them, through the chat template.
+        """Answers to one conversation or to a list of them, through the chat template; the
+        arguments as of `generate`.
 
         Raises:
             TemplateError: the model has no chat template, or it refused the messages.
@@ -125,17 +151,23 @@ class LLM:
         params = _params_list(sampling_params, len(conversations))
         texts = [self.render_chat(conversation) for conversation in conversations]
         requests = [
-            self._request(self._chat_ids(text), own)
-            for text, own in zip(texts, params, strict=True)
+            self._request(self._chat_ids(text), own, cache_salt, retention, *wish)
+            for text, own, wish in zip(texts, params, _wishes(priority, slo, texts), strict=True)
         ]
         return self._run(requests, list(texts), progress)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        slo: Slo = STANDARD,
     ) -> Iterator[SequenceDelta]:
         """Deltas of one prompt's answer as they come; leaving the iteration early aborts it."""
         ids = prompt_ids(prompt, self.tokenizer)
-        return self._stream(self._request(ids, sampling_params or SamplingParams()))
+        params = sampling_params or SamplingParams()
+        return self._stream(self._request(ids, params, priority=priority, slo=slo))
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
@@ -158,6 +190,15 @@ class LLM:
         """Forgets all cached prefixes that no request holds."""
         self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())
 
+    def inspect_prefix_cache(self, top: int = 10) -> CacheReport:
+        """What the prefix cache holds, by salt, with the `top` hottest prefixes. Taken between
+        two steps; holds the next one up for about a second for each million of blocks.
+
+        Raises:
+            EngineClosedError: the engine has ended.
+        """
+        return self._thread.ask(lambda core: core.scheduler.kv.inspect(top)).result()
+
     def close(self) -> None:
         """Ends every request and frees the model; may be called twice."""
         self._thread.close()
@@ -178,12 +219,24 @@ class LLM:
     def _chat_ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)  # the template wrote them
 
-    def _request(self, ids: list[int], params: SamplingParams) -> Request:
+    def _request(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+        retention: Retention | None = None,
+        priority: int = 0,
+        slo: Slo = STANDARD,
+    ) -> Request:
         return Request(
             id=f"llm-{next(self._ids)}",
             prompt=ids,
             params=params,
             arrival=self._core.clock.now(),
+            cache_salt=cache_salt,
+            retention=retention,
+            priority=priority,
+            slo=slo_class(slo),
         )
 
     def _run(
@@ -243,6 +296,20 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if items and isinstance(items[0], int):
         return [items]  # type: ignore[list-item]
     return items  # type: ignore[return-value]
+
+
+def _wishes(
+    priority: int | Sequence[int], slo: Slo | Sequence[Slo], many: Sequence[object]
+) -> list[tuple[int, Slo]]:
+    """(priority, SLO class) of each."""
+    priorities = [priority] * len(many) if isinstance(priority, int) else list(priority)
+    classes = [slo] * len(many) if isinstance(slo, str | SloClass) else list(slo)
+    for name, values in (("priority", priorities), ("slo", classes)):
+        if len(values) != len(many):
+            raise ParameterError(
+                name, f"{len(values)} of {name} for {len(many)} prompts; give one for all or each"
+            )
+    return list(zip(priorities, classes, strict=True))
 
 
 def _params_list(

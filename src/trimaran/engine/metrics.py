@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from trimaran.engine.objective import Objective
+
 _SECONDS = tuple(
     digit * 10.0**power for power in (-5, -4, -3, -2, -1, 0) for digit in (1.0, 2.0, 5.0)
 )
@@ -56,6 +58,7 @@ class EngineMetrics:
         generated_tokens: sampled, those of requests that were then aborted too.
         rejections: requests refused for the limits on waiting ones, by reason.
         failures: requests that the watchdog ended, by reason.
+        objective: what the requests that were answered cost, by their SLO classes.
     """
 
     def __init__(self) -> None:
@@ -66,6 +69,7 @@ class EngineMetrics:
         self.step_interval_seconds = Histogram()
         self.rejections: dict[str, int] = {}
         self.failures: dict[str, int] = {}
+        self.objective = Objective()
         self._begun: float | None = None
         self._ended: float | None = None
 

@@ -9,7 +9,9 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from trimaran.core.errors import EngineClosedError
 from trimaran.core.outputs import SequenceDelta
@@ -20,6 +22,9 @@ from trimaran.engine.generation import LiveRequest
 from trimaran.engine.side_thread import SideThread
 
 _SWITCH_SECONDS = 1e-4
+_STALLED_SECONDS = 0.01  # then a step is tried again, whoever forgot to wake the thread
+
+T = TypeVar("T")
 
 Sink = Callable[[list[SequenceDelta]], None]
 """Gets a request's deltas of one step, on the engine's thread; must be quick and not raise."""
@@ -48,6 +53,7 @@ class EngineThread:
         self._lock = threading.Lock()
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._process = os.getpid()
+        core.wake = lambda: self._inbox.put(_nothing)
         self._aside = SideThread("trimaran-text") if overlap else None
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
         self._thread.start()
@@ -87,6 +93,23 @@ class EngineThread:
         """Runs `function` on the engine's thread between two steps, some time soon."""
         self._inbox.put(lambda: function(self.core))
 
+    def ask(self, function: Callable[[EngineCore], T]) -> Future[T]:
+        """What `function` returns or raises on the engine's thread, between two steps.
+
+        Raises:
+            EngineClosedError: the engine has ended, or isn't in this process.
+        """
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(function(self.core))
+            except Exception as error:  # the asker's, not the engine's
+                answer.set_exception(error)
+
+        self._enter(run)
+        return answer
+
     def close(self) -> None:
         """Ends every request, stops the thread, frees the back end; may be called twice."""
         if self._forked():  # nothing of it runs here, and its lock may have been held
@@ -94,7 +117,7 @@ class EngineThread:
         with self._lock:
             self._closing = True
         atexit.unregister(self.close)
-        self._inbox.put(lambda: None)
+        self._inbox.put(_nothing)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -103,15 +126,16 @@ class EngineThread:
         return self._death is None and not self._closing and not self._forked()
 
     def _hand_in(self, request: Request, sink: Sink, complete: bool) -> None:
-        if self._forked():
-            raise EngineClosedError(
-                f"no request can be taken: the engine runs in process {self._process}, of which"
-                " this one is a fork; make an engine here"
-            )
+        self._refuse_if_forked()
         self.core.check(request, complete=complete)
+        self._enter(lambda: self._add(request, sink, complete))
+
+    def _enter(self, job: Callable[[], None]) -> None:
+        """Puts into the inbox what is sure to be run there."""
+        self._refuse_if_forked()
         with self._lock:  # so that nothing enters the inbox after the last look at it
             self._refuse_if_closed()
-            self._inbox.put(lambda: self._add(request, sink, complete))
+            self._inbox.put(job)
 
     def _forked(self) -> bool:
         return os.getpid() != self._process
@@ -122,7 +146,10 @@ class EngineThread:
         why = "the engine was closed"
         try:
             while not self._closing:
-                self._take_inbox(wait=not self.core.has_work and not self._events)
+                self._take_inbox(
+                    wait=not self.core.has_work and not self._events,
+                    stalled=self.core.stalled and not self._events,
+                )
                 if not self._closing:
                     events, self._events = self._events, []
                     deliver = partial(self._deliver, events) if events else None
@@ -131,10 +158,12 @@ class EngineThread:
             why = f"the engine's step loop died: {type(error).__name__}: {error}"
         self._shut(why)
 
-    def _take_inbox(self, wait: bool) -> None:
+    def _take_inbox(self, wait: bool, stalled: bool = False) -> None:
         if wait:
             self._inbox.get()()
         with contextlib.suppress(queue.Empty):
+            if stalled and not wait:
+                self._inbox.get(timeout=_STALLED_SECONDS)()
             while True:
                 self._inbox.get_nowait()()
 
@@ -170,13 +199,24 @@ class EngineThread:
         self._sinks.clear()
         if self._aside is not None:
             self._aside.close()
-        self.core.backend.close()
+        self.core.close()
+
+    def _refuse_if_forked(self) -> None:
+        if self._forked():
+            raise EngineClosedError(
+                f"no request can be taken: the engine runs in process {self._process}, of which"
+                " this one is a fork; make an engine here"
+            )
 
     def _refuse_if_closed(self) -> None:
         if self._death is not None or self._closing:
             raise EngineClosedError(
                 f"no request can be taken: {self._death or 'the engine is closing'}"
             )
+
+
+def _nothing() -> None:
+    """Wakes the thread."""
 
 
 def _failed(request_id: str, why: str) -> SequenceDelta:

@@ -31,6 +31,14 @@ class Capacity(Protocol):
         """It or a fork of it runs no more, nor will the forks for which `seats` were kept."""
         ...
 
+    def lends(self, blocks: int) -> bool:
+        """Whether a load from a lower tier may hold so many blocks for now."""
+        ...
+
+    def lent(self, blocks: int) -> None:
+        """A load holds so many more blocks from now on, or, below zero, gives them back."""
+        ...
+
     def victim(self, running: Row[Sequence], needy: Sequence) -> Sequence:
         """Who is preempted so that `needy` gets a block; may be `needy` itself.
 
@@ -61,6 +69,12 @@ class MaxUtilization:
         pass
 
     def stopped(self, sequence: Sequence, seats: int) -> None:
+        pass
+
+    def lends(self, blocks: int) -> bool:
+        return True
+
+    def lent(self, blocks: int) -> None:
         pass
 
     def victim(self, running: Row[Sequence], needy: Sequence) -> Sequence:
@@ -114,7 +128,7 @@ class NoEvict:
 
     @property
     def promised(self) -> int:
-        """Blocks promised to all that run."""
+        """Blocks promised to all that run, and held by loads from a lower tier."""
         return self._promised
 
     def reserve(self, sequence: Sequence) -> int:
@@ -135,6 +149,12 @@ class NoEvict:
         if promise.sequences == 0:
             self._promised -= promise.shared
             del self._promises[sequence.request]
+
+    def lends(self, blocks: int) -> bool:
+        return self._promised + blocks <= self._num_blocks
+
+    def lent(self, blocks: int) -> None:
+        self._promised += blocks
 
     def victim(self, running: Row[Sequence], needy: Sequence) -> Sequence:
         raise AssertionError(

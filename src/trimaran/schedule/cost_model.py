@@ -23,8 +23,9 @@ Float64 = npt.NDArray[np.float64]
 _SCALES = np.array([1.0, 16.0, 256.0, 16384.0, 262144.0])
 _PRIOR = np.array([2e-3, 2e-3, 20e-3, 1e-3, 4e-3])  # a small model on two cores, by scale
 _ENDURANCE = 0.995  # an observation counts half after 138 others
-_RIDGE = 1e-3  # in observations: of the pull towards the coefficients of before
-_CLIP = 3.0  # residuals beyond so many scales are taken as if they were these
+_IMPATIENCE = 0.03  # how much less that is where predictions are off in one direction
+_RIDGE = 1e-4  # in observations: of the pull towards the coefficients of before
+_TRUST = 2.0  # times that differ more than by this from the prediction are weighted by themselves
 _SWEEPS = 4
 _LEARNING = 16  # observations after each of which it is solved anew; later only after some
 
@@ -75,12 +76,12 @@ class StepLoad:
 class StepCostModel:
     """Recursive least squares with forgetting, none of the coefficients below zero.
 
-    Formula: minimises Σ λ^age · ((y - x·θ) / p)² + ρ·|θ - θ'|² over θ >= 0, where p is what
-    was predicted for the step, so that errors are relative, and θ' the coefficients of
-    before: what recent steps say nothing about (prefill, while all decode) stays as it was.
-    An observation that is off by more than three times the usual error, as when the process
-    was stopped, counts as if it were off by just that. The usual error follows (clipped)
-    errors, so a lasting change is believed after some steps.
+    Formula: minimises Σ λ^age · ((y - x·θ) / p)² + ρ·|θ - θ'|² over θ >= 0. p is what was
+    predicted for the step, so that errors are relative, but at least y / 2 and at most 2·y: a
+    step that took k times as long as predicted pulls with about 4 / k of its error, so one in
+    which the process was stopped, or the very first, does next to nothing. θ' are the
+    coefficients of before: what recent steps say nothing about (prefill, while all decode)
+    stays as it was. λ is 0.995, and falls to 0.965 while predictions are off in one direction.
     Cost: some microseconds an observation, some tens when the next prediction is asked for.
     Faults: a straight line, where thread pools and caches make steps; a machine that is
     shared has times that no model knows. Everything is a function of what was observed.
@@ -92,6 +93,7 @@ class StepCostModel:
         self._products = np.zeros(5)  # Σ x·y / p²
         self._unsolved = 0  # observations since the coefficients were solved for
         self._error = 1.0  # usual relative error
+        self._bias = 0.0  # mean relative error of the last ten steps or so
         self.observations = 0
         self.decode_rows = 1.0  # of a step that has any, on the average of late
 
@@ -115,17 +117,17 @@ class StepCostModel:
             self._theta *= seconds / float(features @ self._theta)
         learning = self.observations < _LEARNING
         theta = self._solved() if learning or self._unsolved >= 8 else self._theta
-        predicted = max(float(features @ theta), 1e-9)
-        error = (seconds - predicted) / predicted
-        limit = _CLIP * self._error
-        clipped = min(max(error, -limit), limit)
-        self._error += (1.25 * abs(clipped) - self._error) * (0.3 if learning else 0.03)
-        self._error = max(self._error, 0.01)
-        features /= predicted
-        self._moments *= _ENDURANCE
+        predicted = float(features @ theta)
+        error = max((seconds - predicted) / seconds, -1.0)
+        self._error += (abs(error) - self._error) * (0.3 if learning else 0.03)
+        self._bias += (error - self._bias) * 0.1
+        endurance = _ENDURANCE - _IMPATIENCE * abs(self._bias)
+        usual = min(max(predicted, seconds / _TRUST), seconds * _TRUST)
+        features /= usual
+        self._moments *= endurance
         self._moments += np.outer(features, features)
-        self._products *= _ENDURANCE
-        self._products += features * (1.0 + clipped)
+        self._products *= endurance
+        self._products += features * (seconds / usual)
         self._unsolved += 1
         self.observations += 1
         if load.decode_rows:

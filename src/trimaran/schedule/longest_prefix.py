@@ -6,9 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from trimaran.core.namespace import Namespace
 from trimaran.core.request import Sequence, SequenceStatus
 
-_Group = tuple[str, int, tuple[int, ...]]
+_Group = tuple[Namespace, int, tuple[int, ...]]
 
 
 class LongestPrefix:
@@ -109,8 +110,8 @@ class LongestPrefix:
         shorter than `SHARED` makes a group of its own."""
         own = sequence.tokens[hit : hit + self.SHARED]
         if len(own) < self.SHARED:
-            return sequence.id, hit, ()
-        return sequence.request.cache_salt, hit, tuple(own)
+            return Namespace(sequence.id), hit, ()
+        return sequence.request.namespace, hit, tuple(own)
 
 
 def _still(group: _Group, leader: Sequence) -> bool:

@@ -22,11 +22,14 @@ then it is parked, before anyone is preempted, and added again when more of it h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from trimaran.cache.manager import KVCacheManager
+from trimaran.cache.prefix_index import Match
+from trimaran.cache.tiers import KVTiers
 from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import CapacityError
@@ -34,6 +37,7 @@ from trimaran.core.request import FinishReason, Sequence, SequenceStatus
 from trimaran.schedule.capacity import Capacity, make_capacity
 from trimaran.schedule.chunking import Chunking, make_chunking
 from trimaran.schedule.cost_model import StepCostModel, StepLoad
+from trimaran.schedule.loading import Loading
 from trimaran.schedule.order import Order, make_order
 from trimaran.schedule.output_length import OutputLengths
 from trimaran.schedule.plan_builder import PlanBuilder, scores_prompt
@@ -61,11 +65,13 @@ class Scheduler:
         chunking: Chunking | None = None,
         capacity: Capacity | None = None,
         max_model_len: int | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         """
         Args:
             order, chunking, capacity: policies to use instead of those that `config` names.
             max_model_len: tokens a sequence has at most; None: as many as the cache holds.
+            tiers: below the cache, if there are any.
         """
         self.kv = kv
         self._clock = clock
@@ -81,6 +87,9 @@ class Scheduler:
         self._capacity = capacity or make_capacity(
             config.capacity, kv.num_blocks, kv.block_size, longest
         )
+        self.loading: Loading | None = None
+        if tiers is not None:
+            self.loading = Loading(kv, tiers, clock, self.cost, self._capacity)
         self._running = Running()
         self._turn: Sequence | None = None  # who of them begins the next step, if not the first
         self._scoring: set[Sequence] = set()  # who may want every row of its prompt
@@ -132,6 +141,8 @@ class Scheduler:
         ran = sequence.status is SequenceStatus.RUNNING
         if ran:
             self._stop(sequence, sound=reason is not FinishReason.ERROR)
+        if self.loading is not None:
+            self.loading.forget(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         if not ran:
@@ -145,13 +156,16 @@ class Scheduler:
             self._stop(sequence)
         else:
             self._order.remove(sequence)
+        if self.loading is not None:
+            self.loading.forget(sequence)
         sequence.status = SequenceStatus.PARKED
         sequence.computed = 0
 
     # ------------------------------------------------------------------ steps
 
     def schedule(self) -> ScheduledStep | None:
-        """The next step, or None where nothing can run.
+        """The next step, or None where nothing can run: there is no work, or all that there
+        is waits for a lower tier.
 
         Raises:
             CapacityError: one sequence has outgrown the cache (its `request_id` says which);
@@ -159,6 +173,7 @@ class Scheduler:
         """
         now = self._clock.now()
         self.kv.at(now)
+        self._end_loading()
         running, budget = self._running, self._budget
         version, owed = running.version, self._turn is not None
         opened = self._chunking.opens(len(running), self._joined)
@@ -173,6 +188,7 @@ class Scheduler:
             chosen = self._fit(chosen, budget - admitted.tokens())
         chosen = chosen.then(admitted)
         if not len(chosen):
+            self._start_loads()
             return None
         together = chosen.decodes and len(chosen) == len(running)
         step = self._builder.build(chosen, running.lasts() if together else None)
@@ -199,6 +215,18 @@ class Scheduler:
             sequence.computed = end
         for place in full.nonzero()[0].tolist():
             self.kv.commit(sequences[place], computed[place])
+        self._start_loads()
+
+    def lost_with(self, step: ScheduledStep) -> list[Sequence]:
+        """Who can't go on when `step` has failed: those in it, and of others that run those
+        into whose blocks it was to copy."""
+        lost = dict.fromkeys(entry.sequence for entry in step.entries)
+        copied = set(step.plan.copies[:, 1].tolist())
+        if copied:
+            for sequence in self._running.sequences:
+                if not copied.isdisjoint(self.kv.block_table(sequence)):
+                    lost[sequence] = None
+        return list(lost)
 
     def sampled(self, step: ScheduledStep, tokens: list[int]) -> None:
         """May be called once `step` is committed, before the tokens that were sampled for
@@ -222,7 +250,7 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Whether a sequence runs or waits."""
-        return len(self._running) > 0 or len(self._order) > 0
+        return len(self._running) > 0 or self.num_waiting > 0
 
     @property
     def num_running(self) -> int:
@@ -230,15 +258,20 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._order)
+        return len(self._order) + self.num_loading
+
+    @property
+    def num_loading(self) -> int:
+        """Those of the waiting that wait for blocks from a lower tier."""
+        return 0 if self.loading is None else len(self.loading)
 
     def running(self) -> Iterator[Sequence]:
         """Sequences that hold blocks, in order of admission."""
         return iter(self._running.sequences)
 
     def waiting(self) -> Iterator[Sequence]:
-        """Sequences that wait, the next one first."""
-        return iter(self._order)
+        """Sequences that wait, the next one first; before them those that are loading."""
+        return chain(self.loading or (), self._order)
 
     # ------------------------------------------------------------------ parts of a step
 
@@ -344,8 +377,11 @@ class Scheduler:
                     free = self._free_seats()
                     continue
                 break
-            match = self.kv.no_match if scores_prompt(sequence) else self.kv.match
-            prefix = match(sequence)
+            scores = scores_prompt(sequence)
+            prefix = self.kv.no_match(sequence) if scores else self.kv.match(sequence)
+            if not scores and self._begin_loading(sequence, prefix):
+                free -= 1
+                continue
             want = sequence.total - prefix.tokens
             count = self._chunking.admit(prefix.tokens, want, budget, alone and not parts)
             if count == 0:
@@ -362,12 +398,37 @@ class Scheduler:
             budget, free = budget - count, free - seats
         return Selection.of(parts) if parts else NOBODY
 
+    def _begin_loading(self, sequence: Sequence, prefix: Match) -> bool:
+        """Whether the sequence waits for a lower tier from now on."""
+        if self.loading is None:
+            return False
+        if not self.loading.begin(sequence, prefix, len(self._running) + 1):
+            return False
+        self._order.remove(sequence)
+        sequence.status = SequenceStatus.LOADING
+        return True
+
+    def _start_loads(self) -> None:
+        """Loads may write now: the copies of the step that was being made have been done."""
+        if self.loading is not None:
+            self.loading.tiers.start()
+
+    def _end_loading(self) -> None:
+        """Those whose load has ended wait at the head, in the order in which they came."""
+        if self.loading is not None:
+            self._start_loads()  # of a step that failed
+            for sequence in reversed(self.loading.ended()):
+                sequence.status = SequenceStatus.WAITING
+                self._order.requeue(sequence)
+
     def _free_seats(self) -> int:
-        return self._seats - len(self._running) - sum(self._kept.values())
+        return self._seats - len(self._running) - sum(self._kept.values()) - self.num_loading
 
     def _start(self, sequence: Sequence, computed: int, kept: int) -> int:
         """Moves a sequence from those that wait to those that run; its table's row."""
         self._order.remove(sequence)
+        if self.loading is not None:
+            self.loading.forget(sequence)
         sequence.status = SequenceStatus.RUNNING
         sequence.computed = computed
         if sequence.preemptions == 0:
@@ -382,7 +443,10 @@ class Scheduler:
         return row
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Takes its blocks back; it computes again, after what the index still has."""
+        """Takes its blocks back; it computes again, after what the index still has and what a
+        lower tier brings back."""
+        if self.loading is not None:
+            self.loading.preempted(sequence)
         self._stop(sequence)
         sequence.status = SequenceStatus.WAITING
         sequence.computed = 0

@@ -23,7 +23,9 @@ from trimaran.serve.routes import (
     chat,
     completions,
     context,
+    debug,
     metrics,
+    page,
     responses,
     state,
     tokens,
@@ -45,7 +47,7 @@ def create_app(service: Service) -> ASGIApp:
         redoc_url=None,
     )
     api.state.service = service
-    for routes in (chat, completions, responses, anthropic, tokens, state, metrics):
+    for routes in (chat, completions, responses, anthropic, tokens, state, metrics, debug, page):
         api.include_router(routes.router)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http_error)

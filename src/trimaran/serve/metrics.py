@@ -71,11 +71,33 @@ class ServerMetrics:
     def attach(self, engine: AsyncEngine, model_name: str) -> None:
         """From now on the engine's own figures are among the metrics."""
         self._values = (model_name, "0")
+        for metric in (
+            self._prompt_tokens,
+            self._cached,
+            self._generated,
+            self._preemptions,
+            self._ttft,
+            self._itl,
+            self._tpot,
+            self._e2e,
+            self._request_prompt,
+            self._request_output,
+            *self._phases.values(),
+        ):
+            metric.labels(*self._values)  # there from the start, at zero
         self.registry.register(_EngineCollector(engine, self._values))
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def histograms(self) -> dict[str, dict[str, list[float]]]:
+        """TTFT, ITL and TPOT so far: upper bounds in seconds, and how many fell below each but
+        not below the one before; the last count is of those above all bounds."""
+        return {
+            name: _counts(metric)
+            for name, metric in (("ttft", self._ttft), ("itl", self._itl), ("tpot", self._tpot))
+        }
 
     # ------------------------------------------------------------------ observations
 
@@ -147,6 +169,18 @@ class ServerMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"vllm:{name}", text, LABELS, registry=self.registry, buckets=buckets)
+
+
+def _counts(metric: Histogram) -> dict[str, list[float]]:
+    bounds: list[float] = []
+    below: list[float] = []
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                bounds.append(float(sample.labels["le"]))
+                below.append(sample.value)
+    counts = [high - low for low, high in zip([0.0, *below], below, strict=False)]
+    return {"bounds": bounds[:-1], "counts": counts}
 
 
 class _EngineCollector(Collector):

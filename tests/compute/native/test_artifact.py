@@ -219,6 +219,8 @@ def test_weights_of_another_instruction_set_never_run(folder: Path, sound: Sound
         (lambda h: h["text_files"].update({"../escape": "0"}), "escape"),
         (lambda h: h["checksums"].pop(), "checksum for each piece"),
         (lambda h: h["checksums"].__setitem__(0, "x"), "a checksum is no number"),
+        (lambda h: h.update(kv="fp8"), "kv is .fp8."),
+        (lambda h: h.pop("kv"), "unsound"),
         (lambda h: h["matrices"].pop(), "unsound"),
         (lambda h: h["matrices"][0][2].update(outputs=1 << 20), "data end outside"),
         (lambda h: h["matrices"][0][2].update(outputs=-1), "outputs out of range"),

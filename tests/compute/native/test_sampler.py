@@ -157,6 +157,15 @@ def test_uniforms_at_the_ends() -> None:
         assert tokens.tolist() == [100, 20_001]
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("first", [0.0, -0.0])
+def test_zeros_of_either_sign_are_ties(isa: str, first: float) -> None:
+    logits = np.full((1, VOCAB), first, np.float32)
+    logits[0, 1::2] = -first
+    choices = batch(3, rows=0, top_k=5000, uniforms=[0.0, 0.5, np.nextafter(1.0, 0.0)])
+    assert NativeSampler(isa).choose(logits, choices).tolist() == [0, 2500, 4999]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_infinite_logit_is_named(temperature: float) -> None:
     logits = np.zeros((2, VOCAB), np.float32)

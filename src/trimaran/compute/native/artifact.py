@@ -6,8 +6,9 @@
         or tokenizer.json …   of a Hugging Face folder
 
 The fingerprint says what a build is good for: the instruction set, what the weights were
-rounded to, and the sources of the kernels and of the code that records and packs. A build of
-other sources is stale, however small the difference: nobody has to remember to say so.
+rounded to, the KV cache if that was decided, and the sources of the kernels and of the code
+that records and packs. A build of other sources is stale, however small the difference: nobody
+has to remember to say so.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from trimaran.compute.native.built import BuiltModel
 from trimaran.compute.native.container import Container, aligned, write_container
 from trimaran.compute.native.plan import Float32, Plan
 from trimaran.compute.processors import usable_processors
+from trimaran.core.config import KV_FORMATS
 from trimaran.core.errors import BackendError, BuildError
 from trimaran.models.config import ModelConfig
 from trimaran.models.rope import Llama3Scaling, RopeSpec
@@ -65,6 +67,7 @@ def write_build(
         "version": _version(),
         "isa": built.isa,
         "weights": built.weights,
+        "kv": built.kv,
         "source": asdict(source),
         "text_files": {name: _digest(content) for name, content in text_files.items()},
         "model": asdict(built.config),
@@ -87,6 +90,7 @@ class Build:
     """A build whose header was read and verified, and which is good for this Trimaran.
 
     Attributes:
+        kv: as in `BuiltModel`.
         config: of the model.
         text_files: names of the files beside, verified.
         nbytes: of the data.
@@ -95,6 +99,7 @@ class Build:
     folder: Path
     isa: str
     weights: str
+    kv: str | None
     source: Source
     config: ModelConfig
     text_files: tuple[str, ...]
@@ -125,6 +130,7 @@ class Build:
                 folder,
                 _text(header["isa"]),
                 _text(header["weights"]),
+                _kv(header["kv"]),
                 Source(**header["source"]),
                 _config(header["model"]),
                 _check_text_files(folder, header["text_files"], known_text_files),
@@ -134,17 +140,22 @@ class Build:
         except (KeyError, TypeError, ValueError) as error:
             raise _unsound(folder, error) from None
 
-    def check_options(self, weights: str, isa: str) -> None:
+    def check_options(self, weights: str, isa: str, kv: str = "auto") -> None:
         """Refuses options that the build doesn't have. "as-is" and "auto" take what it has.
 
         Raises:
-            BuildError: it has other weights.
+            BuildError: it has other weights, or is for another KV cache.
             BackendError: it is for another instruction set, or one that this machine lacks.
         """
         if weights not in ("as-is", self.weights):
             raise BuildError(
                 f"weights is '{weights}', but {self.folder} was built with '{self.weights}'; leave"
                 " the option out, or build the model again with it"
+            )
+        if kv != "auto" and self.kv not in (None, kv):
+            raise BuildError(
+                f"kv is '{kv}', but {self.folder} was built with '{self.kv}'; leave the option"
+                " out, or build the model again with it"
             )
         if isa not in ("auto", self.isa):
             raise BackendError(
@@ -190,7 +201,7 @@ class Build:
             plan.program(matrices)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unsound(self.folder, error) from None
-        return BuiltModel(self.config, self.isa, self.weights, plan, matrices)
+        return BuiltModel(self.config, self.isa, self.weights, plan, matrices, self.kv)
 
 
 def _unsound(folder: Path, error: Exception) -> BuildError:
@@ -230,6 +241,12 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     return value
+
+
+def _kv(value: object) -> str | None:
+    if value is not None and value not in KV_FORMATS:
+        raise ValueError(f"kv is {value!r}")
+    return None if value is None else str(value)
 
 
 def _config(values: Mapping[str, Any]) -> ModelConfig:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from trimaran.compute.backend import blocks_by_group, no_memory
+from trimaran.compute.backend import Bytes, Int32, blocks_by_group, no_memory
 from trimaran.compute.native import _native
 from trimaran.compute.native.built import BuiltModel, build
 from trimaran.compute.native.sampler import NativeSampler
@@ -65,6 +67,7 @@ class NativeBackend:
         if kv not in KV_FORMATS:
             raise BackendError(f"kv is '{kv}'; give one of {', '.join(KV_FORMATS)}")
         self._kv = kv
+        self._block_size = 0
         self._threads = threads or usable_processors()
         if not isinstance(model, BuiltModel):
             model = build(model, weights, isa, self._threads)
@@ -133,10 +136,32 @@ class NativeBackend:
         counts = blocks_by_group(num_blocks, self.layer_groups())
         try:
             self._open().allocate_cache(counts, block_size)
+            self._block_size = block_size
         except MemoryError:
             raise no_memory(self, counts, block_size) from None
         except ValueError as error:
             raise BackendError(f"{error} (block_size is {block_size})") from None
+
+    def kv_block_bytes(self) -> int:
+        return self._executor.block_bytes if self._executor is not None else 0
+
+    def kv_fingerprint(self) -> bytes:
+        plan, vectors = self.built.plan.to_json()
+        head = [_native.KERNEL_VERSION, _native.SOURCE_HASH, self._isa, self._kv, plan]
+        head += [self._block_size, self.kv_block_bytes()]
+        digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+        for vector in vectors:
+            digest.update(vector.tobytes())
+        for name, matrix in self.built.matrices.items():
+            checksum = _native.checksum(_native.packed_bytes(matrix))
+            digest.update(f"{name} {matrix.format} {checksum:016x}\n".encode())
+        return digest.digest()
+
+    def read_blocks(self, blocks: Int32, out: Bytes) -> None:
+        _copy_blocks(self._open().read_blocks, blocks, out)
+
+    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+        _copy_blocks(self._open().write_blocks, blocks, data)
 
     def run(self, plan: StepPlan) -> Float32:
         executor = self._open()
@@ -201,3 +226,15 @@ class NativeBackend:
         if self._executor is None:
             raise BackendError("the back end was closed")
         return self._executor
+
+
+def _copy_blocks(copy: Callable[[Int32, Bytes], None], blocks: Int32, data: Bytes) -> None:
+    try:
+        copy(blocks, data)
+    except ValueError as error:
+        raise BackendError(str(error)) from None
+    except TypeError:
+        raise BackendError(
+            f"KV blocks: {blocks.dtype} {list(blocks.shape)} numbers and {data.dtype}"
+            f" {list(data.shape)} data; give C-contiguous int32 [N] and uint8 [N, bytes]"
+        ) from None

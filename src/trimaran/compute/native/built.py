@@ -25,6 +25,8 @@ class BuiltModel:
         isa: the instruction set that the matrices are packed for.
         weights: as in `EngineConfig`.
         matrices: by canonical name.
+        kv: of `KV_FORMATS`, where it was decided; else each start decides. What is packed
+            doesn't depend on it.
     """
 
     config: ModelConfig
@@ -32,6 +34,7 @@ class BuiltModel:
     weights: str
     plan: Plan
     matrices: Mapping[str, _native.PackedLinear]
+    kv: str | None = None
 
     @property
     def nbytes(self) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from trimaran.compute.backend import blocks_by_group, no_memory
+from trimaran.compute.backend import Bytes, Int32, blocks_by_group, no_memory
 from trimaran.compute.reference.ops import Array, PagedKV, ReferenceOps, by_group
 from trimaran.compute.reference.sampler import ReferenceSampler
 from trimaran.core.errors import BackendError
@@ -59,6 +60,50 @@ class ReferenceBackend:
             ]
         except MemoryError:
             raise no_memory(self, counts, block_size) from None
+
+    def kv_block_bytes(self) -> int:
+        return self._caches[0].block_bytes if len(self._caches) == 1 else 0
+
+    def kv_fingerprint(self) -> bytes:
+        cache = self._cached()
+        head = f"reference {np.__version__} {self._model.config} {cache.keys.shape}"
+        digest = hashlib.sha256(head.encode())
+        for name, weight in sorted(self._model.weights.items()):
+            digest.update(f"{name} {weight.storage.type_name}\n".encode())
+            digest.update(np.ascontiguousarray(weight.raw_rows()).data)
+        return digest.digest()
+
+    def read_blocks(self, blocks: Int32, out: Bytes) -> None:
+        cache = self._check_blocks(blocks, out)
+        for row, block in zip(out, blocks, strict=True):
+            row[:] = cache.block_bits(int(block))
+
+    def write_blocks(self, blocks: Int32, data: Bytes) -> None:
+        cache = self._check_blocks(blocks, data)
+        for row, block in zip(data, blocks, strict=True):
+            cache.set_block(int(block), row)
+
+    def _check_blocks(self, blocks: Int32, data: Bytes) -> PagedKV:
+        cache = self._cached()
+        shape = (len(blocks), cache.block_bytes)
+        if data.dtype != np.uint8 or data.shape != shape or not data.flags.c_contiguous:
+            raise BackendError(
+                f"KV blocks: {data.dtype} {list(data.shape)} for {len(blocks)} blocks;"
+                f" give C-contiguous uint8 {list(shape)}"
+            )
+        count = cache.keys.shape[1]
+        if len(blocks) and not 0 <= blocks.min() <= blocks.max() < count:
+            raise BackendError(f"blocks {blocks.tolist()}: the KV cache has 0 to {count - 1}")
+        return cache
+
+    def _cached(self) -> PagedKV:
+        """The one cache of a model whose layers are one group."""
+        if len(self._caches) != 1:
+            raise BackendError(
+                "the KV cache was not allocated, or in groups of layers, whose blocks are not"
+                " copied one by one"
+            )
+        return self._caches[0]
 
     def run(self, plan: StepPlan) -> Float32:
         if not self._caches:

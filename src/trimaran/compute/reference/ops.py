@@ -41,6 +41,22 @@ class PagedKV:
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
 
+    @property
+    def block_bytes(self) -> int:
+        """Of K and V in all layers."""
+        return 2 * self.keys[:, 0].nbytes
+
+    def block_bits(self, block: int) -> npt.NDArray[np.uint8]:
+        """uint8 [block_bytes]: a copy of K, then V, of all layers."""
+        return np.concatenate(
+            [part[:, block].reshape(-1).view(np.uint8) for part in (self.keys, self.values)]
+        )
+
+    def set_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """What `block_bits` returned."""
+        for part, half in zip((self.keys, self.values), np.split(data, 2), strict=True):
+            part[:, block] = half.view(np.float32).reshape(part[:, block].shape)
+
     def write(self, layer: int, slots: npt.NDArray[np.int32], keys: Array, values: Array) -> None:
         """keys, values: [T, kv_heads, head_dim]."""
         blocks, offsets = np.divmod(slots, self.block_size)

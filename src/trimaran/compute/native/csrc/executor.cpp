@@ -88,6 +88,9 @@ void Executor::take_buffers() {
   const std::size_t sums32 = take(quantized * steps * sizeof(std::int32_t));
   const std::size_t sums32f = take(quantized * steps * sizeof(float));
   const std::size_t scales = take(quantized * sizeof(float));
+  const std::size_t words = take(quantized * steps * kStepBytes);
+  const std::size_t starts = take(quantized * steps * sizeof(std::int32_t));
+  const std::size_t sums8 = take(quantized * steps * sizeof(std::int32_t));
   const std::size_t prepared = take(rows * steps * kStepBytes);
   const std::size_t delivered = take((direct_ ? rows : 0) * steps * kStepBytes);
   activations_ = Memory(bytes);
@@ -98,6 +101,9 @@ void Executor::take_buffers() {
   quant_.sums32 = reinterpret_cast<std::int32_t*>(base + sums32);
   quant_.sums32f = reinterpret_cast<float*>(base + sums32f);
   quant_.scales = reinterpret_cast<float*>(base + scales);
+  quant_.words = reinterpret_cast<std::int8_t*>(base + words);
+  quant_.starts = reinterpret_cast<std::int32_t*>(base + starts);
+  quant_.sums8 = reinterpret_cast<std::int32_t*>(base + sums8);
   bf16_[0] = base + prepared;
   bf16_[1] = base + delivered;
 }
@@ -134,6 +140,30 @@ std::size_t Executor::cache_bytes() const {
   std::size_t bytes = 0;
   for (const Group& group : groups_) bytes += group.cache.size();
   return bytes;
+}
+
+void Executor::check_blocks(const std::int32_t* blocks, int count) const {
+  if (limits_.empty()) throw std::invalid_argument("the KV cache was not allocated");
+  for (int i = 0; i < count; ++i)
+    if (blocks[i] < 0 || blocks[i] >= limits_[0].blocks)
+      throw std::invalid_argument("there is no block " + std::to_string(blocks[i]) +
+                                  "; the KV cache has " + std::to_string(limits_[0].blocks));
+}
+
+void Executor::read_blocks(const std::int32_t* blocks, int count, std::uint8_t* out) const {
+  check_blocks(blocks, count);
+  const std::size_t stride = block_bytes();
+  const auto* cache = groups_[0].cache.as<std::uint8_t>();
+  for (int i = 0; i < count; ++i)
+    std::memcpy(out + i * stride, cache + blocks[i] * stride, stride);
+}
+
+void Executor::write_blocks(const std::int32_t* blocks, int count, const std::uint8_t* data) {
+  check_blocks(blocks, count);
+  const std::size_t stride = block_bytes();
+  auto* cache = groups_[0].cache.as<std::uint8_t>();
+  for (int i = 0; i < count; ++i)
+    std::memcpy(cache + blocks[i] * stride, data + i * stride, stride);
 }
 
 std::size_t Executor::activation_bytes() const {

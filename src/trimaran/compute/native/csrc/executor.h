@@ -40,6 +40,16 @@ class Executor {
   // std::invalid_argument for sizes that the kernels can't work with, std::bad_alloc.
   void allocate_cache(const std::vector<int>& blocks, int block_size);
 
+  // Bytes of a block: K and V of all layers, which lie together; 0 where there are several
+  // groups of layers, whose blocks are not copied out.
+  std::size_t block_bytes() const { return groups_.size() == 1 ? groups_[0].block_stride : 0; }
+  // Copies whole blocks out of the cache, or into it, one after the other. May run while a step
+  // does, on another thread: what is read of a block that the step writes is undefined, and a
+  // block that the step reads or writes must not be written. Throws std::invalid_argument where
+  // a block doesn't exist.
+  void read_blocks(const std::int32_t* blocks, int count, std::uint8_t* out) const;
+  void write_blocks(const std::int32_t* blocks, int count, const std::uint8_t* data);
+
   // Runs a step; returns [logit_rows][vocabulary] in memory that the next call may overwrite
   // but doesn't free while somebody holds it. Throws std::invalid_argument for an unsound
   // plan, before anything is written.
@@ -83,6 +93,7 @@ class Executor {
     int row_chunks, block_chunks, blocks;  // `blocks` of a chunk
   };
 
+  void check_blocks(const std::int32_t* blocks, int count) const;
   void make_phases();
   void take_buffers();
   void prepare_step(const Step& step);

@@ -25,6 +25,9 @@ template <int Dimensions>
 using Ints = nb::ndarray<const std::int32_t, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 // Slots, block tables and copies of a group of layers.
 using Tables = std::tuple<Ints<1>, Ints<2>, Ints<2>>;
+// [count, bytes of a block]
+using BlockBytes = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using BlockBuffer = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 
 // (weight, bias or [], out, residual or -1)
@@ -96,6 +99,18 @@ class StepRunner {
                   owner);
   }
 
+  void read_blocks(Ints<1> blocks, BlockBuffer out) const {
+    expect_blocks(blocks.size(), out.shape(0), out.shape(1));
+    nb::gil_scoped_release released;
+    executor_.read_blocks(blocks.data(), static_cast<int>(blocks.size()), out.data());
+  }
+
+  void write_blocks(Ints<1> blocks, BlockBytes data) {
+    expect_blocks(blocks.size(), data.shape(0), data.shape(1));
+    nb::gil_scoped_release released;
+    executor_.write_blocks(blocks.data(), static_cast<int>(blocks.size()), data.data());
+  }
+
  private:
   static void add_tables(Step& step, const Tables& given) {
     const auto& [slots, block_tables, copies] = given;
@@ -109,6 +124,13 @@ class StepRunner {
     tables.block_tables = block_tables.data();
     tables.copy_pairs = copies.data();
     step.tables.push_back(tables);
+  }
+
+  void expect_blocks(std::size_t blocks, std::size_t rows, std::size_t bytes) const {
+    if (blocks != rows || bytes != executor_.block_bytes())
+      throw std::invalid_argument("bytes [" + std::to_string(rows) + ", " + std::to_string(bytes) +
+                                  "] for " + std::to_string(blocks) + " blocks of " +
+                                  std::to_string(executor_.block_bytes()) + " bytes");
   }
 
   const int width_;
@@ -148,6 +170,11 @@ void bind_executor(nb::module_& module) {
            "slots"_a.noconvert(), "row_starts"_a.noconvert(), "contexts"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "copies"_a.noconvert(),
            "more"_a = std::vector<Tables>())
+      .def("read_blocks", &StepRunner::read_blocks, "blocks"_a.noconvert(), "out"_a.noconvert())
+      .def("write_blocks", &StepRunner::write_blocks, "blocks"_a.noconvert(),
+           "data"_a.noconvert())
+      .def_prop_ro("block_bytes",
+                   [](const StepRunner& self) { return self.executor().block_bytes(); })
       .def("group_prefixes",
            [](StepRunner& self, bool on) { self.executor().group_prefixes(on); }, "on"_a)
       .def("time_phases",

@@ -27,8 +27,8 @@ template <int R, int N>
 static inline void score_columns(const IntScratch& scratch, const IntView& view, int dim, int row,
                                  int subtile) {
   const auto line = [&](int i, int n) { return view.k[subtile + n] + i * view.k_stride; };
-  products<true, R, N>(scratch.queries + row * 2 * scratch.depth, scratch.depth, dim / kLineOf,
-                       line, scratch.sums + subtile * kLanes);
+  products<true, R, N>(scratch.queries + row * 2 * scratch.depth, scratch.q_starts + 2 * row,
+                       scratch.depth, dim / kLineOf, line, scratch.sums + subtile * kLanes);
 }
 
 template <int R = kIntRowBlock>
@@ -50,8 +50,8 @@ static inline void weigh_columns(const IntScratch& scratch, const IntView& view,
   const auto line = [&](int i, int n) {
     return view.v[first + i] + kLineOf * (column + n * kLanes);
   };
-  products<false, R, N>(scratch.weights + kNumberBytes * kLineOf * first, kChunk, lines - first,
-                        line, scratch.sums + column);
+  products<false, R, N>(scratch.weights + kNumberBytes * kLineOf * first, nullptr, kChunk,
+                        lines - first, line, scratch.sums + column);
 }
 
 template <int R = kIntRowBlock>

@@ -106,15 +106,18 @@ std::string isa_lacks(Isa isa) {
 #endif
 }
 
-Isa isa_from_name(const std::string& name) {
-  for (Isa isa : kIsas) {
-    if (name != isa_name(isa)) continue;
-    const std::string lacks = isa_lacks(isa);
-    if (!lacks.empty())
-      throw std::invalid_argument("isa is '" + name + "', for which this machine lacks " + lacks);
-    return isa;
-  }
+Isa isa_named(const std::string& name) {
+  for (Isa isa : kIsas)
+    if (name == isa_name(isa)) return isa;
   throw std::invalid_argument("isa is '" + name + "'; give amx, avx512, avx2 or portable");
+}
+
+Isa isa_from_name(const std::string& name) {
+  const Isa isa = isa_named(name);
+  const std::string lacks = isa_lacks(isa);
+  if (!lacks.empty())
+    throw std::invalid_argument("isa is '" + name + "', for which this machine lacks " + lacks);
+  return isa;
 }
 
 std::vector<Isa> available_isas() {

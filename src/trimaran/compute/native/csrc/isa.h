@@ -14,6 +14,9 @@ const char* isa_name(Isa isa);
 // about AMX asks the system for permission to use its tiles, once.
 std::string isa_lacks(Isa isa);
 
+// By name, whether or not it can run here; throws std::invalid_argument for an unknown one.
+Isa isa_named(const std::string& name);
+
 // Throws std::invalid_argument for an unknown name, or one that can't run here, with what the
 // machine lacks for it.
 Isa isa_from_name(const std::string& name);

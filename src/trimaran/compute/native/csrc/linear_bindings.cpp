@@ -23,7 +23,7 @@ namespace {
 template <class T, int Dimensions>
 using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
-// Packs rows of a file for an instruction set. `target` is "as-is", "bf16", "int8" or "int4".
+// Packs rows of a file for an instruction set, which this machine may lack. `target` is "as-is", "bf16", "int8" or "int4".
 std::shared_ptr<PackedLinear> pack(const std::string& type, Array<const std::uint8_t, 2> rows,
                                    int inputs, std::optional<Array<const std::int64_t, 1>> order,
                                    const std::string& target, const std::string& isa) {
@@ -45,7 +45,7 @@ std::shared_ptr<PackedLinear> pack(const std::string& type, Array<const std::uin
     source.order = order->data();
   }
   const Layout layout =
-      tier_of(isa_from_name(isa)).multiplies_integers() ? Layout::kIntegers : Layout::kTiles;
+      tier_of(isa_named(isa)).multiplies_integers() ? Layout::kIntegers : Layout::kTiles;
   nb::gil_scoped_release released;
   if (target == "as-is") return std::make_shared<PackedLinear>(pack_as_is(source, layout));
   if (target == "bf16") return std::make_shared<PackedLinear>(pack_bf16(source));
@@ -69,7 +69,8 @@ class PreparedRows {
   PreparedRows(const Tier& tier, const float* x, int rows, int width) {
     const std::size_t steps = (width + kStep - 1) / kStep, padded = rows + 2 * kRowPad;
     planes_ = Memory(padded * steps * kStepBytes);
-    sums_ = Memory(padded * steps * 4 * sizeof(float));
+    words_ = Memory(padded * steps * kStepBytes);
+    sums_ = Memory(padded * steps * 6 * sizeof(float));
     scales_ = Memory(padded * sizeof(float));
     bf16_ = Memory(padded * steps * kStepBytes);
     quant.planes = planes_.as<std::int8_t>();
@@ -77,6 +78,9 @@ class PreparedRows {
     quant.sums32 = quant.sums16 + padded * steps * 2;
     quant.sums32f = reinterpret_cast<float*>(quant.sums32 + padded * steps);
     quant.scales = scales_.as<float>();
+    quant.words = words_.as<std::int8_t>();
+    quant.starts = reinterpret_cast<std::int32_t*>(quant.sums32f + padded * steps);
+    quant.sums8 = quant.starts + padded * steps;
     for (int row = 0; row < rows; ++row) {
       const float* values = x + static_cast<std::size_t>(row) * width;
       if (tier.multiplies_integers()) tier.quantize(values, width, quant, row);
@@ -87,7 +91,7 @@ class PreparedRows {
   QuantRows quant;
 
  private:
-  Memory planes_, sums_, scales_, bf16_;
+  Memory planes_, words_, sums_, scales_, bf16_;
 };
 
 // out = [residual +] x @ weight.T [+ bias], in tasks like those of a step.

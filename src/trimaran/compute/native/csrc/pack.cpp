@@ -146,13 +146,16 @@ struct Range {
   float scale, min;
 };
 
+// NaN if one of the values, or their range, isn't finite.
 Range value_range(const float* values, int count, int levels) {
   float least = values[0], greatest = values[0];
-  for (int i = 1; i < count; ++i) {
+  for (int i = 0; i < count; ++i) {
+    if (!std::isfinite(values[i])) return {std::nanf(""), std::nanf("")};
     least = values[i] < least ? values[i] : least;
     greatest = values[i] > greatest ? values[i] : greatest;
   }
-  return {(greatest - least) / static_cast<float>(levels - 1), least};
+  const float scale = (greatest - least) / static_cast<float>(levels - 1);
+  return std::isfinite(scale) ? Range{scale, least} : Range{std::nanf(""), std::nanf("")};
 }
 
 // Whether scales and minima can be halves. The absolute error of a small half is 2^-25, that
@@ -162,7 +165,8 @@ bool halves_suffice(const Source& source) {
   float largest = 0.0f;
   for (int output = 0; output < source.outputs; ++output) {
     read_values(source, output, values.data());
-    for (float value : values) largest = std::fabs(value) > largest ? std::fabs(value) : largest;
+    for (float value : values)
+      if (std::isfinite(value)) largest = std::max(largest, std::fabs(value));
   }
   return largest >= 0x1p-7f && largest <= 65504.0f;
 }

@@ -45,7 +45,7 @@ float largest_value(const CodeFormat& format, const StepCodes* steps, int count)
       const CodeRange used = used_codes(steps[step].codes + g * format.group, format.group);
       for (int code : {used.least, used.greatest}) {
         const float size = std::fabs(value_of(format, steps[step], g, code));
-        if (!(size <= largest)) largest = size;  // a NaN as well
+        if (size > largest || std::isnan(size)) largest = size;  // a NaN stays
       }
     }
   return largest;

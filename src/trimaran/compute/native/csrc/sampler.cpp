@@ -209,6 +209,7 @@ std::size_t bucket_of(float peak, float logit) {
   const float distance = peak - logit;
   std::uint32_t bits;
   std::memcpy(&bits, &distance, sizeof bits);
+  bits &= 0x7fffffffu;  // -0, where the peak is -0 and the logit 0
   return bits >> kBucketShift;
 }
 

@@ -228,7 +228,7 @@ static inline void vload_bf16_pairs(const std::uint16_t* p, V16& even, V16& odd)
   std::memcpy(&odd, &high, sizeof odd);
 }
 // Exponents are moved into float32's range by a product, which is exact and also puts
-// subnormals right; infinities and NaN become large and are not met in scales.
+// subnormals right; those of infinities and NaN are filled up.
 static inline V16 vload_f16(const std::uint16_t* p) {
   std::uint16_t halves[16];
   std::memcpy(halves, p, sizeof halves);
@@ -237,7 +237,12 @@ static inline V16 vload_f16(const std::uint16_t* p) {
   const U16 moved = (bits & 0x7fffu) << 13 | (bits & 0x8000u) << 16;
   V16 a;
   std::memcpy(&a, &moved, sizeof a);
-  return {a.v * 0x1p112f};
+  a.v *= 0x1p112f;
+  const U16 special = (U16)((bits & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+  std::memcpy(&bits, &a, sizeof bits);
+  bits |= special;
+  std::memcpy(&a, &bits, sizeof a);
+  return a;
 }
 
 static inline float vhmax(V16 a) {
