@@ -55,7 +55,8 @@ def engine(model: str, backend: str = "native", **options: Any) -> EngineCore:
         {"block_size": SIZE, "max_num_batched_tokens": 64, "kv_cache_bytes": 1 << 20} | options
     )
     if backend == "native":
-        runs: Any = NativeBackend(made, kv=config.kv, threads=2, max_rows=64)
+        kv = "bf16" if config.kv == "auto" else config.kv
+        runs: Any = NativeBackend(made, kv=kv, threads=2, max_rows=64)
     else:
         runs = ReferenceBackend(made)
     loaded = LoadedModel(made.config, tiny_tokenizer(), None, runs)
