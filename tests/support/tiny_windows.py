@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.tiny_files import Array, interleave, write_gguf, write_safetensors
+from support.tiny_files import Array, interleave, write_gguf, write_tensors
 
 VOCAB, WIDTH, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, WINDOW = 40, 32, 48, 4, 2, 16, 7, 6
 
@@ -99,7 +99,7 @@ def window_folder(
     fields = window_config(architecture) | dict(changes or {})
     fields = {key: value for key, value in fields.items() if value is not ...}
     (folder / "config.json").write_text(json.dumps(fields))
-    write_safetensors(folder / "model.safetensors", window_tensors(architecture))
+    write_tensors(folder / "model.safetensors", window_tensors(architecture))
     return folder
 
 
