@@ -88,7 +88,8 @@ def test_native_against_transformers(tmp_path: Path, architecture: str, isa: str
     whole = logits(NativeBackend(model, isa=isa, threads=2, max_rows=64))
     expected = stored(architecture)
     error = np.sqrt(np.mean((whole[::3] - expected) ** 2))
-    assert error < 0.03 * expected.std()  # weights and KV are rounded to bf16
+    # Weights and KV are rounded to bf16; a window longer by one position makes it 0.28 or more.
+    assert error < 0.06 * expected.std()
     for chunk in (1, 5):
         backend = NativeBackend(model, isa=isa, threads=1, max_rows=64)
         assert np.array_equal(logits(backend, chunk), whole)
