@@ -6,8 +6,9 @@ So many requests decode at once, each streamed by an asyncio task of its own tha
 delta. Only steps in which all of them decode count. Reported are the median and the 99th
 percentile of the gap, the median length of a forward, and the tokens a second over all.
 
-With --against, the `src` folders of other versions take turns with this one, each run in a
-process of its own, `--pairs` times in a row; their figures are over all runs.
+Three take turns, each run in a process of its own, `--pairs` times in a row; their figures are
+over all runs: this version, the same with nothing done while the back end computes ("serial"),
+and with --against the `src` folders of other versions.
 """
 
 from __future__ import annotations
@@ -20,20 +21,27 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = str(Path(__file__).resolve().parent.parent / "src")
 
 
-def measure(model: str, running: int, steps: int, temperature: float) -> dict[str, Any]:
+def measure(
+    model: str, running: int, steps: int, temperature: float, serial: bool
+) -> dict[str, Any]:
     """Gaps and forwards of one run, seconds; in this process, with whatever is imported."""
     from trimaran import AsyncEngine, SamplingParams
     from trimaran.core.config import EngineConfig
+    from trimaran.engine import async_engine
     from trimaran.engine.factory import load_engine
 
+    if serial:
+        thread = async_engine.EngineThread
+        async_engine.EngineThread = partial(thread, overlap=False)  # type: ignore[misc,assignment]
     config = EngineConfig(max_num_seqs=running, max_model_len=512)
     core = load_engine(model, config).core
     times: list[tuple[int, float, float]] = []
@@ -69,12 +77,13 @@ def measure(model: str, running: int, steps: int, temperature: float) -> dict[st
 
 
 def run_in(source: str, args: argparse.Namespace, running: int) -> dict[str, Any]:
-    """`measure` in a process that imports the package from `source`."""
+    """`measure` in a process that imports the package from `source`, or from here serially."""
     steps = args.steps or {1: 300}.get(running, max(40, 2400 // running))
-    task = json.dumps([args.model, running, steps, args.temperature])
+    serial = source == "serial"
+    task = json.dumps([args.model, running, steps, args.temperature, serial])
     done = subprocess.run(
         [sys.executable, __file__, "--task", task],
-        env=os.environ | {"PYTHONPATH": source},
+        env=os.environ | {"PYTHONPATH": HERE if serial else source},
         stdout=subprocess.PIPE,
         check=True,
         text=True,
@@ -96,7 +105,7 @@ def main() -> None:
     if args.task:
         print(json.dumps(measure(*json.loads(args.task))))
         return
-    sources = [str(ROOT / "src"), *args.against]
+    sources = [HERE, "serial", *args.against]
     print(f"{'running':>7} {'gap p50':>9} {'gap p99':>9} {'forward':>9} {'tokens/s':>9}  source")
     for running in args.running:
         found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}

@@ -317,7 +317,7 @@ def test_what_can_t_be_used_is_refused_at_the_start(smollm2_path: Path, tmp_path
         ({"kv_disk_path": str(tmp_path / "file" / "below")}, "kv_disk_path .* can't be used"),
         ({"kv_disk_path": str(tmp_path), "kv_disk_bytes": 1000}, "kv_disk_bytes is 1000"),
         ({"kv_host_bytes": 1000}, "kv_host_bytes is 1000"),
-        ({"kv_host_bytes": 1 << 30, "prefix_cache": False}, "prefix_cache is off"),
+        ({"kv_host_bytes": 1 << 30, "prefix_cache": False}, "prefix_cache is False"),
         ({"kv_disk_path": ""}, "kv_disk_path is ''"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -92,6 +92,10 @@ class EngineConfig:
             as the step has.
         capacity: who may hold blocks: "max-utilization" (who fits now; preempt and recompute
             when blocks run out) or "no-evict" (whose longest output is sure to fit).
+        max_waiting: requests that may wait for one of the max_num_seqs seats; one more is
+            refused as busy, with a hint when to try again. None is no limit.
+        step_timeout: seconds after which a step that hasn't returned fails its requests, and
+            a scheduler that gets nowhere those that it doesn't serve; None waits for ever.
         seed: from which requests without a seed of their own draw theirs.
     """
 
@@ -118,6 +122,8 @@ class EngineConfig:
     chunking: str = "fixed"
     chunk_size: int | None = None
     capacity: str = "max-utilization"
+    max_waiting: int | None = None
+    step_timeout: float | None = 300.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -141,6 +147,9 @@ class EngineConfig:
             _in_range("max_model_len", self.max_model_len, 1, 1 << 24)
         if self.chunk_size is not None:
             _in_range("chunk_size", self.chunk_size, 1, 1 << 20)
+        if self.max_waiting is not None:
+            _in_range("max_waiting", self.max_waiting, 0, 1 << 30)
+        _check_seconds("step_timeout", self.step_timeout)
         if self.kv_cache_bytes is not None:
             _in_range("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 50)
         _in_range("kv_host_bytes", self.kv_host_bytes, 0, 1 << 50)
@@ -149,12 +158,6 @@ class EngineConfig:
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text):
                 raise ConfigError(f"{name} is {text!r}; give a text that isn't empty, or None")
-        for name in ("kv_host_bytes", "kv_disk_path", "kv_events"):
-            if getattr(self, name) and not self.prefix_cache:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}, but prefix_cache is off, so no block has a"
-                    f" name; leave {name} out, or prefix_cache on"
-                )
         if not 0.0 < self.kv_memory_fraction <= 0.95:
             raise ConfigError(
                 f"kv_memory_fraction is {self.kv_memory_fraction}; give more than 0, at most 0.95"
@@ -199,3 +202,10 @@ def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 def _in_range(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} is {value!r}; give a whole number from {low} to {high}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.01 <= value <= 1e6:
+        raise ConfigError(f"{name} is {value!r}; give 0.01 to 1000000 seconds, or None")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32, SamplingBatch
 from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
+from trimaran.engine.admission import Admission
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
 from trimaran.engine.generation import Generation, LiveRequest, take_token
 from trimaran.engine.metrics import EngineMetrics
@@ -43,6 +44,14 @@ class Prepared:
     picks: list[Pick]
     batch: SamplingBatch
     forks: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Doing:
+    """What the engine is at: "scheduling", or "computing" or "sampling" a step."""
+
+    what: str
+    step: ScheduledStep | None = None
 
 
 class EngineCore:
@@ -79,6 +88,10 @@ class EngineCore:
         self._generations: dict[Sequence, Generation] = {}
         self._stopped: list[Generation] = []  # by their text; the scheduler doesn't know yet
         self._computing = False
+        self._observed: tuple[ScheduledStep, float] | None = None  # the cost model hasn't yet
+        self.doing: Doing | None = None
+        self.progress = 0  # changes when a step has brought some request further
+        self.admission = Admission(config.max_waiting, config.max_num_seqs)
         self._arrivals = itertools.count()
 
     # ------------------------------------------------------------------ requests
@@ -174,6 +187,11 @@ class EngineCore:
             RequestError: it could never be served.
         """
         self.check(request, complete=False)
+        if self.config.chunking == "static":
+            raise RequestError(
+                "chunking is 'static', whose batches would wait for a prompt that still arrives;"
+                " send the prompt at once, or use another chunking"
+            )
         live = self._start(request)
         sequence = live.generations[0].sequence
         sequence.open = True
@@ -211,11 +229,11 @@ class EngineCore:
         if not (sequence.tokens or live.held or ids):
             why = "the prompt has no tokens; give at least one"
             return self._end(live, FinishReason.ERROR, why)
+        del self._open[request_id]
+        sequence.open = False
         events = self._grow(live, live.held + ids)
         if events:
             return events
-        del self._open[request_id]
-        sequence.open = False
         live.complete(self.max_model_len)
         live.metrics.prompt_complete = self.clock.now()
         return []
@@ -237,6 +255,28 @@ class EngineCore:
         live = self._live.get(request_id)
         return [] if live is None else self._end(live, FinishReason.ABORT)
 
+    def fail(self, lives: Iterable[LiveRequest], why: str) -> list[Event]:
+        """Ends those of the requests that have not ended, as failed."""
+        return [
+            event
+            for live in lives
+            if live.request.id in self._live
+            for event in self._end(live, FinishReason.ERROR, why)
+        ]
+
+    def stuck(self) -> list[LiveRequest]:
+        """Those that wait for a step, and not for more of their prompts."""
+        return [
+            live
+            for live in tuple(self._live.values())
+            if live.request.id not in self._open or not live.generations[0].sequence.idle
+        ]
+
+    def requests_of(self, step: ScheduledStep) -> list[LiveRequest]:
+        """Those in a step that have not ended."""
+        found = (self._generations.get(sequence) for sequence in step.chosen.sequences)
+        return list(dict.fromkeys(generation.live for generation in found if generation))
+
     def is_live(self, request_id: str) -> bool:
         """Whether the request was taken in and has not ended."""
         return request_id in self._live
@@ -246,7 +286,7 @@ class EngineCore:
         """Whether a request waits for anything but more of its prompt."""
         if len(self._live) > len(self._open):
             return True
-        return any(not live.generations[0].sequence.idle for live in self._open.values())
+        return any(not live.generations[0].sequence.idle for live in tuple(self._open.values()))
 
     # ------------------------------------------------------------------ a step
 
@@ -270,6 +310,7 @@ class EngineCore:
             What happened, for `assemble`.
         """
         begin = self.clock.now()
+        self.doing = Doing("scheduling")
         try:
             step = self.scheduler.schedule()
         except CapacityError as error:  # one sequence has outgrown the cache
@@ -277,6 +318,7 @@ class EngineCore:
                 raise
             if meanwhile is not None:
                 meanwhile()  # in which it may turn out to have ended
+            self.doing = None
             live = self._live.get(error.request_id)
             return [] if live is None else self._end(live, FinishReason.ERROR, str(error))
         self.stalled = step is None
@@ -284,9 +326,12 @@ class EngineCore:
             if meanwhile is not None:
                 meanwhile()
             self.metrics.idle()
+            self.doing = None
             return []
         self.metrics.schedule_seconds.observe(self.clock.now() - begin)
-        return self._run(step, aside, meanwhile)
+        events = self._run(step, aside, meanwhile)
+        self.doing = None
+        return events
 
     def _run(
         self, step: ScheduledStep, aside: SideThread | None, meanwhile: Job | None
@@ -294,6 +339,9 @@ class EngineCore:
         prepared: list[Prepared] = []
 
         def job() -> None:
+            if self._observed is not None:
+                self.scheduler.observe(*self._observed)
+                self._observed = None
             prepared.append(self._prepare(step))
             if meanwhile is not None:
                 meanwhile()
@@ -301,6 +349,7 @@ class EngineCore:
         failure: Exception | None = None
         logits: Float32 | None = None
         self._computing = True
+        self.doing = Doing("computing", step)
         if aside is None:
             job()
         else:
@@ -318,6 +367,7 @@ class EngineCore:
             if aside is not None:
                 aside.join()
             self._computing = False
+        self.doing = Doing("sampling", step)
         ended = self._take_out_stopped()
         if logits is None:
             return self._fail_step(step, f"the step failed: {failure}")
@@ -326,8 +376,9 @@ class EngineCore:
         ready = prepared[0]
         if ended or events or ready.forks:
             ready = self._changed(ready)
+        self._note_progress(step, ready)
         events += self._sample(step, logits, ready)
-        self.scheduler.observe(step, self.clock.now() - step.time)
+        self._observed = (step, self.clock.now() - step.time)
         return events
 
     def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
@@ -346,6 +397,17 @@ class EngineCore:
                 pool.num_cached,
             )
         )
+
+    def _note_progress(self, step: ScheduledStep, ready: Prepared) -> None:
+        """Recomputing what was computed before and then lost is none."""
+        further = bool(ready.picks)
+        if not further:
+            for sequence in step.chosen.sequences:
+                generation = self._generations.get(sequence)
+                if generation is not None and sequence.computed > generation.furthest:
+                    generation.furthest = sequence.computed
+                    further = True
+        self.progress += further
 
     def _prepare(self, step: ScheduledStep) -> Prepared:
         """What sampling needs and the logits have no part in."""
@@ -514,6 +576,7 @@ class EngineCore:
     def _forget(self, live: LiveRequest, now: float) -> None:
         if live.metrics.finished is None:
             live.metrics.finished = now
+        self.admission.ended(now)
         self._live.pop(live.request.id, None)
         self._open.pop(live.request.id, None)
         for generation in live.generations:

@@ -122,7 +122,7 @@ class Service:
     @property
     def healthy(self) -> bool:
         """Whether the engine takes requests, or is still being loaded."""
-        return self._loaded is None or self._loaded.engine.alive
+        return self._loaded is None or self._loaded.engine.health().ok
 
     def check_model(self, name: str | None) -> str:
         """The name under which to answer.
