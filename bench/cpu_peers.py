@@ -30,9 +30,9 @@ seconds a run gets --long-repeats of them. The machine is calibrated before and 
 tables go to stdout, everything to bench/results/peers-<model>-<time>.json, after each round.
 
 A long series can be made piece by piece: --append adds what is measured to an earlier file's
-figures. Where other work shares the machine, --within CMD runs each round of a scenario, and
-each calibration, while CMD runs a command it is given, so that both sides take turns; engines
-are stopped in between.
+figures. Where other work shares the machine, --within CMD runs each start of an engine, each
+round of a scenario and each calibration while CMD runs a command it is given, so that both
+sides take turns; engines are stopped in between.
 """
 
 from __future__ import annotations
@@ -149,14 +149,15 @@ def measure(
 
 
 def start_workers(
-    specs: list[str], model: str, settings: Settings, stack: ExitStack
+    specs: list[str], model: str, settings: Settings, turns: Turns, stack: ExitStack
 ) -> list[Worker]:
     """Those that can be started; the others say why not."""
     workers = []
     for spec in specs:
         print(f"starting {spec}", file=sys.stderr)
         try:
-            worker = Worker.start(spec, model, settings)
+            with turns.take():
+                worker = Worker.start(spec, model, settings)
         except (EngineDied, subprocess.CalledProcessError) as error:
             print(f"{spec} is left out: {error}", file=sys.stderr)
             continue
@@ -198,8 +199,8 @@ def main() -> None:
     loads = Loads(words_of(model_files.source(args.model)), args.seed)
     turns = Turns(args.within)
     with ExitStack() as stack:
-        workers = start_workers(args.engines, args.model, settings, stack)
         try:
+            workers = start_workers(args.engines, args.model, settings, turns, stack)
             with turns.take():
                 workers = warm_up(workers, loads)
                 result.add_calibration(calibrate(args.threads))
