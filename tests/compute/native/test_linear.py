@@ -159,8 +159,32 @@ def test_integer_products_are_equal_bit_by_bit(type_name: str, inputs: int) -> N
     expected = linear("avx2", packed, x)
     for isa in FUSED:
         np.testing.assert_array_equal(linear(isa, packed, x), expected)
-        for begin, end in ((0, 1), (1, 3), (3, 8), (8, 17), (8, 20), (20, 53), (5, 70)):
+        for begin, end in ((0, 1), (1, 3), (3, 8), (8, 17), (8, 20), (20, 53), (5, 70), (0, 29)):
             np.testing.assert_array_equal(linear(isa, packed, x[begin:end]), expected[begin:end])
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1"])
+def test_extreme_codes_and_activations_stay_exact(type_name: str) -> None:
+    """Sums at the ends of their range, of each plane and each code of a pair of outputs."""
+    inputs, outputs = 64, 34
+    raw = random_rows(type_name, outputs, inputs, seed=1)
+    codes = raw.reshape(outputs, inputs // 32, -1)[:, :, -16:]
+    codes[:] = np.array([0x00, 0xFF, 0x0F, 0xF0, 0x88, 0x77])[np.arange(outputs) % 6, None, None]
+    codes[32:] = codes[1::-1]
+    codes[18:24] = codes[17:11:-1]  # other pairs of codes sixteen outputs apart
+    packed = pack(type_name, raw, inputs)
+    # The high plane and the low one of each: 2032 = 127 * 16 + 0, 2024 = 127 * 16 - 8, ...
+    numbers = [2032, 2024, 2023, 2008, 1, 7, 8, -7, -8, -9, -2024, -2025, -2032, 15, -16, 23]
+    x = np.repeat(np.array(numbers, np.float32)[:, None], inputs, axis=1)
+    x[:, 0] = 2032  # so that the others are as they are
+    x[8:, 33::2] *= -1
+    expected = linear("portable", packed, x).astype(np.float64)
+    exact = x.astype(np.float64) @ packed_values(packed).astype(np.float64).T
+    assert close(expected.astype(np.float32), exact, x, packed_values(packed))
+    for isa in FUSED:
+        y = linear(isa, packed, x)
+        assert close(y, exact, x, packed_values(packed))
+        np.testing.assert_array_equal(y, linear("avx2", packed, x))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -162,7 +162,7 @@ std::size_t attention_scratch_bytes(int heads, int kv_heads, int head_dim) {
   const std::size_t bf16 = state + queries + scores + weights + pages;
   // And what IntScratch does.
   const std::size_t deep = (head_dim + 63) / 64 * 64, in_hand = 16;
-  const std::size_t floats = in_hand * 3 * (kChunk + 16) + 2 * kChunk + rows + 16;
+  const std::size_t floats = in_hand * 3 * (kChunk + 16) + 2 * kChunk + 3 * (rows + 16);
   const std::size_t bytes = rows * 2 * deep + in_hand * 2 * kChunk + kChunk * (deep + head_dim);
   return std::max(bf16, state + floats * sizeof(float) + bytes);
 }

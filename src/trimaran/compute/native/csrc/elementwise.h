@@ -135,30 +135,48 @@ static std::uint32_t largest_magnitude(const float* x, int width) {
 #if defined(__AVX512F__)
 
 // q = 16 * high + low, 16 elements of each.
-static inline void split_lanes(V16 x, V16 inverse, __m128i& high, __m128i& low) {
+static inline __m512i split_lanes(V16 x, V16 inverse, __m128i& high, __m128i& low) {
   const __m512i q = _mm512_cvtps_epi32(vmul(x, inverse).v);
   const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(8)), 4);
   high = _mm512_cvtepi32_epi8(upper);
   low = _mm512_cvtepi32_epi8(_mm512_sub_epi32(q, _mm512_slli_epi32(upper, 4)));
+  return q;
 }
 
-// Rounds 32 elements; `sums` are those of the first and the second 16.
-static inline void quantize_step(V16 first, V16 second, V16 inverse, std::int8_t* planes,
-                                 std::int32_t* sums) {
+// By fours in the order 0 2 1 3.
+static inline void store_words(__m512i q, std::int8_t* words) {
+  const __m512i ordered = _mm512_shuffle_epi32(q, static_cast<_MM_PERM_ENUM>(0xd8));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), _mm512_cvtepi32_epi16(ordered));
+}
+
+// Rounds 32 elements, the step of one row at `at` bytes of the planes and `index` of what has
+// a number a step; `sums` are those of the first and the second 16.
+static inline void quantize_step(V16 first, V16 second, V16 inverse, const QuantRows& rows,
+                                 std::size_t at, std::size_t index, std::int32_t* sums) {
   __m128i high[2], low[2];
-  split_lanes(first, inverse, high[0], low[0]);
-  split_lanes(second, inverse, high[1], low[1]);
+  store_words(split_lanes(first, inverse, high[0], low[0]), rows.words + at);
+  store_words(split_lanes(second, inverse, high[1], low[1]), rows.words + at + kStep);
   const __m256i highs = _mm256_set_m128i(high[1], high[0]);
   const __m256i lows = _mm256_set_m128i(low[1], low[0]);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(planes), highs);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(planes + kStep), lows);
-  const __m256i ones = _mm256_set1_epi8(1);
-  __m256i sum = _mm256_dpbusd_epi32(_mm256_setzero_si256(), ones, highs);
-  sum = _mm256_dpbusd_epi32(_mm256_slli_epi32(sum, 4), ones, lows);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows.planes + at), highs);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows.planes + at + kStep), lows);
+  // Sums of high, and of low, in each half of 128 bits.
+  const __m256i ones = _mm256_set1_epi8(1), none = _mm256_setzero_si256();
+  const __m256i upper = _mm256_dpbusd_epi32(none, ones, highs);
+  const __m256i lower = _mm256_dpbusd_epi32(none, ones, lows);
+  __m256i sum = _mm256_add_epi32(_mm256_unpacklo_epi32(upper, lower),
+                                 _mm256_unpackhi_epi32(upper, lower));
   sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0x4e));
-  sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0xb1));
-  sums[0] = _mm256_cvtsi256_si32(sum);
-  sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
+  const auto halves = [](__m128i both) {
+    return static_cast<std::int64_t>(_mm_cvtsi128_si64(both));
+  };
+  const std::int64_t begin = halves(_mm256_castsi256_si128(sum));
+  const std::int64_t end = halves(_mm256_extracti128_si256(sum, 1));
+  const auto low_sum = [](std::int64_t both) { return static_cast<std::int32_t>(both >> 32); };
+  sums[0] = 16 * static_cast<std::int32_t>(begin) + low_sum(begin);
+  sums[1] = 16 * static_cast<std::int32_t>(end) + low_sum(end);
+  rows.starts[index] = 1792 - 8 * (low_sum(begin) + low_sum(end));
+  rows.sums8[index] = 8 * (sums[0] + sums[1]);
 }
 
 #else
@@ -171,8 +189,8 @@ static inline void round_lanes(V16 x, V16 inverse, std::int32_t* q) {
 }
 
 // Instead of planes: q in 16 bits, by fours in the order 0 2 1 3.
-static inline void quantize_step(V16 first, V16 second, V16 inverse, std::int8_t* planes,
-                                 std::int32_t* sums) {
+static inline void quantize_step(V16 first, V16 second, V16 inverse, const QuantRows& rows,
+                                 std::size_t at, std::size_t, std::int32_t* sums) {
   std::int32_t q[kStep];
   std::int16_t ordered[kStep];
   round_lanes(first, inverse, q);
@@ -183,7 +201,7 @@ static inline void quantize_step(V16 first, V16 second, V16 inverse, std::int8_t
     ordered[i + 2] = static_cast<std::int16_t>(q[i + 1]);
     ordered[i + 3] = static_cast<std::int16_t>(q[i + 3]);
   }
-  std::memcpy(planes, ordered, sizeof ordered);
+  std::memcpy(rows.planes + at, ordered, sizeof ordered);
   sums[0] = sums[1] = 0;
   for (int i = 0; i < kStep / 2; ++i) {
     sums[0] += q[i];
@@ -197,7 +215,7 @@ static void quantize_row(const float* x, int width, const QuantRows& rows, int r
   const int steps = (width + kStep - 1) / kStep;
   std::int32_t* sums16 = rows.sums16 + static_cast<std::size_t>(row) * steps * 2;
   std::int32_t* sums32 = rows.sums32 + static_cast<std::size_t>(row) * steps;
-  float* float_sums = rows.float_sums(row, steps);
+  const std::size_t first_index = rows.tile_offset(row, steps);
   const std::uint32_t top = largest_magnitude(x, width);
   const bool finite = top < 0x7f800000u;
   float largest;
@@ -214,10 +232,11 @@ static void quantize_row(const float* x, int width, const QuantRows& rows, int r
     __builtin_prefetch(next + i * kStep + 16);
     V16 first = vzero(), second = vzero();
     if (!zero) load_step(x + i * kStep, width - i * kStep, first, second);
-    quantize_step(first, second, inverse, rows.planes + activation_bytes(row, i, steps),
+    const std::size_t index = first_index + static_cast<std::size_t>(i) * kRowPad;
+    quantize_step(first, second, inverse, rows, activation_bytes(row, i, steps), index,
                   sums16 + 2 * i);
     sums32[i] = sums16[2 * i] + sums16[2 * i + 1];
-    float_sums[i * kRowPad] = static_cast<float>(sums32[i]);
+    rows.sums32f[index] = static_cast<float>(sums32[i]);
   }
 }
 

@@ -88,6 +88,9 @@ void Executor::take_buffers() {
   const std::size_t sums32 = take(quantized * steps * sizeof(std::int32_t));
   const std::size_t sums32f = take(quantized * steps * sizeof(float));
   const std::size_t scales = take(quantized * sizeof(float));
+  const std::size_t words = take(quantized * steps * kStepBytes);
+  const std::size_t starts = take(quantized * steps * sizeof(std::int32_t));
+  const std::size_t sums8 = take(quantized * steps * sizeof(std::int32_t));
   const std::size_t prepared = take(rows * steps * kStepBytes);
   const std::size_t delivered = take((direct_ ? rows : 0) * steps * kStepBytes);
   activations_ = Memory(bytes);
@@ -98,6 +101,9 @@ void Executor::take_buffers() {
   quant_.sums32 = reinterpret_cast<std::int32_t*>(base + sums32);
   quant_.sums32f = reinterpret_cast<float*>(base + sums32f);
   quant_.scales = reinterpret_cast<float*>(base + scales);
+  quant_.words = reinterpret_cast<std::int8_t*>(base + words);
+  quant_.starts = reinterpret_cast<std::int32_t*>(base + starts);
+  quant_.sums8 = reinterpret_cast<std::int32_t*>(base + sums8);
   bf16_[0] = base + prepared;
   bf16_[1] = base + delivered;
 }

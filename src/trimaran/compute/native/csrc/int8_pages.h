@@ -61,6 +61,7 @@ struct IntScratch {
   float* k_scales;       // [kChunk]
   float* v_scales;       // [kChunk]
   float* q_scales;       // [unit rows]
+  std::int32_t* q_starts;  // [unit rows][2], see query_starts
   std::int8_t* queries;  // [unit rows][2 * depth], see int_products.h
   std::int8_t* weights;  // [kMaxIntRows][2 * kChunk]
   std::int8_t* k;        // [kChunk * depth]: pages that can't be read in place
@@ -76,7 +77,9 @@ struct IntScratch {
     k_scales = reinterpret_cast<float*>(sums + 2 * kMaxIntRows * kScoreStride);
     v_scales = k_scales + kChunk;
     q_scales = v_scales + kChunk;
-    queries = reinterpret_cast<std::int8_t*>(q_scales + (rows + kLanes - 1) / kLanes * kLanes);
+    const int padded = (rows + kLanes - 1) / kLanes * kLanes;
+    q_starts = reinterpret_cast<std::int32_t*>(q_scales + padded);
+    queries = reinterpret_cast<std::int8_t*>(q_starts + 2 * padded);
     weights = queries + rows * 2 * depth;
     k = weights + kMaxIntRows * 2 * kChunk;
     v = k + kChunk * depth;
@@ -149,6 +152,7 @@ static void load_int_queries(const AttentionArgs& args, const UnitRows& rows, in
     for (int d = 0; d < depth; d += kLanes)
       store_numbers(zero || d >= dim ? vzero() : vmul(vload(q + d), vset1(scale.inverse)), numbers,
                     depth, d);
+    query_starts(numbers, depth, scratch.q_starts + 2 * row);
     scratch.q_scales[row] = scale.scale * (args.scale * kLog2E);
   });
 }

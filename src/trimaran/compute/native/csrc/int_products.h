@@ -95,35 +95,40 @@ struct RowScale {
 
 #if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
 
-constexpr int kIntRowBlock = 4, kIntColumns = 2;  // rows and vectors of columns in hand
-
-static inline __m512i four_bytes(const std::int8_t* p) {
-  std::int32_t four;
-  std::memcpy(&four, p, sizeof four);
-  return _mm512_set1_epi32(four);
-}
+constexpr int kIntRowBlock = 6, kIntColumns = 2;  // rows and vectors of columns in hand
 
 // The instruction takes unsigned times signed bytes. Of signed rows it is the columns that are
-// made unsigned, by adding 128: so the sums start from -128 times those of the row.
+// made unsigned, by adding 128: so the sums of each plane start from -128 times those of the
+// row, which are these.
+static inline void query_starts(const std::int8_t* row, int depth, std::int32_t* starts) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  for (int plane = 0; plane < 2; ++plane) {
+    __m512i sum = _mm512_setzero_si512();
+    for (int at = 0; at < depth; at += 64)
+      sum = _mm512_dpbusd_epi32(sum, ones, _mm512_loadu_si512(row + plane * depth + at));
+    starts[plane] = -128 * _mm512_reduce_add_epi32(sum);
+  }
+}
+
+// sum += unsigned bytes * the four signed ones at p, or signed ones * the four unsigned at p.
+template <bool kSigned>
+static inline void add_products(__m512i& sum, __m512i columns, const std::int8_t* p) {
+  std::int32_t four;
+  std::memcpy(&four, p, sizeof four);
+  const __m512i row = _mm512_set1_epi32(four);
+  sum = kSigned ? _mm512_dpbusd_epi32(sum, columns, row) : _mm512_dpbusd_epi32(sum, row, columns);
+}
+
 template <bool kSigned, int R, int N, class Line>
-static inline void products(const std::int8_t* rows, int depth, int lines, Line line,
-                            std::int32_t* out) {
+static inline void products(const std::int8_t* rows, const std::int32_t* starts, int depth,
+                            int lines, Line line, std::int32_t* out) {
   const __m512i offset = _mm512_set1_epi8(static_cast<char>(0x80));
   __m512i high[R][N], low[R][N];
-  for (int r = 0; r < R; ++r) {
-    const std::int8_t* row = rows + r * 2 * depth;
-    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-    for (int at = 0; kSigned && at < 4 * lines; at += 16)
-      for (int plane = 0; plane < 2; ++plane) {
-        const __m128i bytes =
-            _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + plane * depth + at));
-        sum[plane] = _mm512_sub_epi32(sum[plane], _mm512_cvtepi8_epi32(bytes));
-      }
+  for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) {
-      high[r][n] = _mm512_set1_epi32(kSigned ? 128 * _mm512_reduce_add_epi32(sum[0]) : 0);
-      low[r][n] = _mm512_set1_epi32(kSigned ? 128 * _mm512_reduce_add_epi32(sum[1]) : 0);
+      high[r][n] = _mm512_set1_epi32(kSigned ? starts[2 * r] : 0);
+      low[r][n] = _mm512_set1_epi32(kSigned ? starts[2 * r + 1] : 0);
     }
-  }
   for (int i = 0; i < lines; ++i) {
     __m512i c[N];
     for (int n = 0; n < N; ++n) {
@@ -132,12 +137,9 @@ static inline void products(const std::int8_t* rows, int depth, int lines, Line 
     }
     for (int r = 0; r < R; ++r) {
       const std::int8_t* row = rows + r * 2 * depth + 4 * i;
-      const __m512i upper = four_bytes(row), lower = four_bytes(row + depth);
       for (int n = 0; n < N; ++n) {
-        high[r][n] = kSigned ? _mm512_dpbusd_epi32(high[r][n], c[n], upper)
-                             : _mm512_dpbusd_epi32(high[r][n], upper, c[n]);
-        low[r][n] = kSigned ? _mm512_dpbusd_epi32(low[r][n], c[n], lower)
-                            : _mm512_dpbusd_epi32(low[r][n], lower, c[n]);
+        add_products<kSigned>(high[r][n], c[n], row);
+        add_products<kSigned>(low[r][n], c[n], row + depth);
       }
     }
   }
@@ -158,8 +160,8 @@ static inline __m256i two_numbers(const std::int8_t* p) {
 }
 
 template <bool, int R, int N, class Line>
-static inline void products(const std::int8_t* rows, int depth, int lines, Line line,
-                            std::int32_t* out) {
+static inline void products(const std::int8_t* rows, const std::int32_t*, int depth, int lines,
+                            Line line, std::int32_t* out) {
   __m256i sum[R][N][2];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sum[r][n][0] = sum[r][n][1] = _mm256_setzero_si256();
@@ -190,8 +192,8 @@ static inline void products(const std::int8_t* rows, int depth, int lines, Line 
 constexpr int kIntRowBlock = 2, kIntColumns = 1;
 
 template <bool, int R, int N, class Line>
-static inline void products(const std::int8_t* rows, int depth, int lines, Line line,
-                            std::int32_t* out) {
+static inline void products(const std::int8_t* rows, const std::int32_t*, int depth, int lines,
+                            Line line, std::int32_t* out) {
   constexpr int kOrder[4] = {0, 2, 1, 3};
   I16 sum[R][N] = {};
   for (int i = 0; i < lines; ++i)
@@ -212,6 +214,11 @@ static inline void products(const std::int8_t* rows, int depth, int lines, Line 
       std::memcpy(out + r * kScoreStride + n * kLanes, &sum[r][n], sizeof sum[r][n]);
 }
 
+#endif
+
+#if !defined(__AVX512VNNI__) || defined(__AMX_INT8__)
+// Elsewhere sums start from nothing.
+static inline void query_starts(const std::int8_t*, int, std::int32_t*) {}
 #endif
 
 }  // namespace trimaran::TRIMARAN_TIER

@@ -26,8 +26,8 @@ template <int R, int N>
 static inline void score_columns(const IntScratch& scratch, const IntView& view, int dim, int row,
                                  int subtile) {
   const auto line = [&](int i, int n) { return view.k[subtile + n] + i * view.k_stride; };
-  products<true, R, N>(scratch.queries + row * 2 * scratch.depth, scratch.depth, dim / kLineOf,
-                       line, scratch.sums + subtile * kLanes);
+  products<true, R, N>(scratch.queries + row * 2 * scratch.depth, scratch.q_starts + 2 * row,
+                       scratch.depth, dim / kLineOf, line, scratch.sums + subtile * kLanes);
 }
 
 template <int R = kIntRowBlock>
@@ -47,7 +47,7 @@ template <int R, int N>
 static inline void weigh_columns(const IntScratch& scratch, const IntView& view, int lines,
                                  int column) {
   const auto line = [&](int i, int n) { return view.v[i] + kLineOf * (column + n * kLanes); };
-  products<false, R, N>(scratch.weights, kChunk, lines, line, scratch.sums + column);
+  products<false, R, N>(scratch.weights, nullptr, kChunk, lines, line, scratch.sums + column);
 }
 
 template <int R = kIntRowBlock>

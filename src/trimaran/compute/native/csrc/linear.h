@@ -74,8 +74,8 @@ struct LinearView {
 //
 //   [T / 16][S][16 rows][64 bytes]
 //
-// integer codes   hi of 32 inputs, then lo; or, on tiers that multiply in 16 bits, q of 32
-//                 inputs in the order of that tier's kernel
+// integer codes   hi of 32 inputs, then lo; or, on tiers that multiply in 16 bits only, q of
+//                 32 inputs by fours in the order 0 2 1 3
 // bf16            32 inputs
 inline std::size_t activation_bytes(int row, int step, int steps) {
   return ((static_cast<std::size_t>(row / kRowPad) * steps + step) * kRowPad + row % kRowPad) *
@@ -87,13 +87,18 @@ struct QuantRows {
   std::int8_t* planes = nullptr;   // as above
   std::int32_t* sums16 = nullptr;  // [T][K / 16] sums of q
   std::int32_t* sums32 = nullptr;  // [T][S]
-  float* sums32f = nullptr;        // the same as [T / 16][S][16], see float_sums
+  float* sums32f = nullptr;        // the same as [T / 16][S][16]
   float* scales = nullptr;         // [T] max|x| / 2032; NaN if the row has a NaN or infinity
+  // For linear_pairs.h, on the tiers that have it:
+  std::int8_t* words = nullptr;    // as above: q in 16 bits, by fours in the order 0 2 1 3
+  std::int32_t* starts = nullptr;  // [T / 16][S][16] 1792 - 8 * sums of lo
+  std::int32_t* sums8 = nullptr;   // [T / 16][S][16] 8 * sums of q
 
-  // Float sums of one row; from step to step they are kRowPad apart.
-  float* float_sums(int row, int steps) const {
-    return sums32f + static_cast<std::size_t>(row / kRowPad) * steps * kRowPad + row % kRowPad;
+  // Where a row's numbers in [T / 16][S][16] begin; from step to step they are kRowPad apart.
+  std::size_t tile_offset(int row, int steps) const {
+    return static_cast<std::size_t>(row / kRowPad) * steps * kRowPad + row % kRowPad;
   }
+  float* float_sums(int row, int steps) const { return sums32f + tile_offset(row, steps); }
 };
 
 // Outputs block_begin..block_end of rows row_begin..row_end, at most kTaskRows.

@@ -69,7 +69,8 @@ class PreparedRows {
   PreparedRows(const Tier& tier, const float* x, int rows, int width) {
     const std::size_t steps = (width + kStep - 1) / kStep, padded = rows + 2 * kRowPad;
     planes_ = Memory(padded * steps * kStepBytes);
-    sums_ = Memory(padded * steps * 4 * sizeof(float));
+    words_ = Memory(padded * steps * kStepBytes);
+    sums_ = Memory(padded * steps * 6 * sizeof(float));
     scales_ = Memory(padded * sizeof(float));
     bf16_ = Memory(padded * steps * kStepBytes);
     quant.planes = planes_.as<std::int8_t>();
@@ -77,6 +78,9 @@ class PreparedRows {
     quant.sums32 = quant.sums16 + padded * steps * 2;
     quant.sums32f = reinterpret_cast<float*>(quant.sums32 + padded * steps);
     quant.scales = scales_.as<float>();
+    quant.words = words_.as<std::int8_t>();
+    quant.starts = reinterpret_cast<std::int32_t*>(quant.sums32f + padded * steps);
+    quant.sums8 = quant.starts + padded * steps;
     for (int row = 0; row < rows; ++row) {
       const float* values = x + static_cast<std::size_t>(row) * width;
       if (tier.multiplies_integers()) tier.quantize(values, width, quant, row);
@@ -87,7 +91,7 @@ class PreparedRows {
   QuantRows quant;
 
  private:
-  Memory planes_, sums_, scales_, bf16_;
+  Memory planes_, words_, sums_, scales_, bf16_;
 };
 
 // out = [residual +] x @ weight.T [+ bias], in tasks like those of a step.

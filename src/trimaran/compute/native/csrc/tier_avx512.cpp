@@ -6,6 +6,7 @@
 #include "elementwise.h"
 #include "linear_bf16.h"
 #include "linear_int.h"
+#include "linear_pairs.h"
 #include "sampler_kernels.h"
 
 namespace trimaran {
@@ -16,6 +17,8 @@ static void linear(const LinearTask& task) {
     gate_first(task, linear);
   else if (task.weight->codes == Codes::kBf16)
     linear_bf16(task);
+  else if (takes_pairs(task))
+    linear_pairs(task);
   else
     linear_int(task);
 }
