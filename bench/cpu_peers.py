@@ -27,12 +27,12 @@ GB below the cache folder); vLLM compiles for minutes at its first start.
 Each engine has processes of its own, which are stopped (SIGSTOP) while another one runs.
 Runs are interleaved, in the opposite order every other time; who takes longer than --long
 seconds a run gets --long-repeats of them. The machine is calibrated before and after. The
-tables go to stdout, everything to bench/results/peers-<model>-<time>.json, after each round.
+tables go to stdout, everything to bench/results/peers-<model>-<time>.json, after each figure.
 
 A long series can be made piece by piece: --append adds what is measured to an earlier file's
-figures. Where other work shares the machine, --within CMD runs each start of an engine, each
-round of a scenario and each calibration while CMD runs a command it is given, so that both
-sides take turns; engines are stopped in between.
+figures. Where other work shares the machine, --within CMD runs each scenario, and each
+calibration, while CMD runs a command it is given, so that both sides take turns; engines are
+stopped in between.
 """
 
 from __future__ import annotations
@@ -118,46 +118,38 @@ def warm_up(workers: list[Worker], loads: Loads) -> list[Worker]:
 
 
 def measure(
-    workers: list[Worker],
-    scenario: Scenario,
-    loads: Loads,
-    turns: Turns,
-    args: argparse.Namespace,
+    workers: list[Worker], scenario: Scenario, loads: Loads, args: argparse.Namespace
 ) -> Iterator[tuple[str, float]]:
     """(engine, figure) of each repetition; who dies keeps those it had."""
     taking = [w for w in workers if takes_part(w, scenario)]
     seconds: dict[str, float] = {}
     for i in range(args.repeats):
         load = loads.of(scenario)
-        with turns.take():
-            for worker in taking if i % 2 == 0 else taking[::-1]:
-                if i >= args.long_repeats and seconds.get(worker.name, 0) > args.long:
-                    continue
-                if worker.process.poll() is not None:
-                    continue
-                start = time.perf_counter()
-                try:
-                    value = run(worker, scenario, load)
-                except EngineDied as error:
-                    print(error, file=sys.stderr)
-                    continue
-                seconds[worker.name] = time.perf_counter() - start
-                print(
-                    f"{scenario.name} {worker.name}: {value:.2f} {scenario.unit}", file=sys.stderr
-                )
-                yield worker.name, value
+        for worker in taking if i % 2 == 0 else taking[::-1]:
+            if i >= args.long_repeats and seconds.get(worker.name, 0) > args.long:
+                continue
+            if worker.process.poll() is not None:
+                continue
+            start = time.perf_counter()
+            try:
+                value = run(worker, scenario, load)
+            except EngineDied as error:
+                print(error, file=sys.stderr)
+                continue
+            seconds[worker.name] = time.perf_counter() - start
+            print(f"{scenario.name} {worker.name}: {value:.2f} {scenario.unit}", file=sys.stderr)
+            yield worker.name, value
 
 
 def start_workers(
-    specs: list[str], model: str, settings: Settings, turns: Turns, stack: ExitStack
+    specs: list[str], model: str, settings: Settings, stack: ExitStack
 ) -> list[Worker]:
     """Those that can be started; the others say why not."""
     workers = []
     for spec in specs:
         print(f"starting {spec}", file=sys.stderr)
         try:
-            with turns.take():
-                worker = Worker.start(spec, model, settings)
+            worker = Worker.start(spec, model, settings)
         except (EngineDied, subprocess.CalledProcessError) as error:
             print(f"{spec} is left out: {error}", file=sys.stderr)
             continue
@@ -181,7 +173,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     parser.add_argument("--append", type=Path, metavar="FILE", help="a result to add to")
-    parser.add_argument("--within", metavar="CMD", help="what each round runs inside of")
+    parser.add_argument("--within", metavar="CMD", help="what each scenario runs inside of")
     return parser.parse_args()
 
 
@@ -200,16 +192,17 @@ def main() -> None:
     turns = Turns(args.within)
     with ExitStack() as stack:
         try:
-            workers = start_workers(args.engines, args.model, settings, turns, stack)
+            workers = start_workers(args.engines, args.model, settings, stack)
             with turns.take():
                 workers = warm_up(workers, loads)
                 result.add_calibration(calibrate(args.threads))
             for worker in workers:
                 result.add_engine(worker)
             for name, scenario in scenarios.items():
-                for engine, value in measure(workers, scenario, loads, turns, args):
-                    result.add_figure(name, engine, value)
-                    result.write()
+                with turns.take():
+                    for engine, value in measure(workers, scenario, loads, args):
+                        result.add_figure(name, engine, value)
+                        result.write()
             with turns.take():
                 result.add_calibration(calibrate(args.threads))
         except TurnRefused as error:
