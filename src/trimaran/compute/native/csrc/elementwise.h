@@ -175,7 +175,7 @@ static inline void quantize_step(V16 first, V16 second, V16 inverse, const Quant
   const auto low_sum = [](std::int64_t both) { return static_cast<std::int32_t>(both >> 32); };
   sums[0] = 16 * static_cast<std::int32_t>(begin) + low_sum(begin);
   sums[1] = 16 * static_cast<std::int32_t>(end) + low_sum(end);
-  rows.starts[index] = 1792 - 8 * (low_sum(begin) + low_sum(end));
+  rows.starts[index] = 8 * (low_sum(begin) + low_sum(end)) - 1792;
   rows.sums8[index] = 8 * (sums[0] + sums[1]);
 }
 

@@ -25,7 +25,8 @@
 //   y = acc * (max|x| / 2032) [+ bias], and then [residual + y] or [silu(gate) * y]
 //
 // |isum| < 2^24, so the conversion is exact too. Because sums are exact, a kernel may be
-// chosen by the number of rows.
+// chosen by the number of rows: linear_int.h for few, and for many rows of 4-bit weights on
+// AVX-512 linear_pairs.h.
 //
 // Products in bf16. Activations, and weights held in bf16, are rounded to nearest, ties to
 // even; S4 and S8 have a rounding of their own.
@@ -91,7 +92,7 @@ struct QuantRows {
   float* scales = nullptr;         // [T] max|x| / 2032; NaN if the row has a NaN or infinity
   // For linear_pairs.h, on the tiers that have it:
   std::int8_t* words = nullptr;    // as above: q in 16 bits, by fours in the order 0 2 1 3
-  std::int32_t* starts = nullptr;  // [T / 16][S][16] 1792 - 8 * sums of lo
+  std::int32_t* starts = nullptr;  // [T / 16][S][16] 8 * sums of lo - 1792
   std::int32_t* sums8 = nullptr;   // [T / 16][S][16] 8 * sums of q
 
   // Where a row's numbers in [T / 16][S][16] begin; from step to step they are kRowPad apart.

@@ -11,10 +11,12 @@
 //
 //   A = 16 * (sum of a * hi) + 8 * (sum of lo) + rest,  rest = sum of (a - 8) * lo
 //
-// with -1792 <= rest <= 2048. So with d = sum of w * q - 16 * (sum of a * hi) - 8 * (sum of
-// lo) + 1792, which sums start from in part (QuantRows::starts),
+// with -1792 <= rest <= 2048. So with
 //
-//   rest + 1792 = d mod 4096,  B = d / 4096 rounded down
+//   known = sum of (16 * a) * hi, starting from 8 * (sum of lo) - 1792 (QuantRows::starts)
+//   d     = sum of w * q - known
+//
+//   rest + 1792 = d mod 4096,  B = d / 4096 rounded down,  A = known + d mod 4096
 //
 // Everything is exact, so results are those of linear_int.h. Included by the tier inside its
 // own compilation unit.
@@ -47,7 +49,7 @@ static inline void add_words(__m512i& sum, __m512i codes, const std::int8_t* p) 
 }
 
 // One step of two blocks: for each line of four inputs, words of inputs 0 and 2, words of 1 and
-// 3, bytes of the first block.
+// 3, bytes 16 * a.
 static inline void unpack_pair(const std::uint8_t* first, const std::uint8_t* second,
                                std::uint8_t* target) {
   const __m512i nibbles = _mm512_set1_epi8(15), sign = _mm512_set1_epi16(-0x8000);
@@ -63,7 +65,7 @@ static inline void unpack_pair(const std::uint8_t* first, const std::uint8_t* se
         _mm512_xor_si512(_mm512_slli_epi16(_mm512_srli_epi16(b, 8), 12), sign);
     _mm512_store_si512(target, _mm512_or_si512(even, above_even));
     _mm512_store_si512(target + 64, _mm512_or_si512(odd, above_odd));
-    _mm512_store_si512(target + 128, a);
+    _mm512_store_si512(target + 128, _mm512_slli_epi16(a, 4));
   }
 }
 
@@ -103,30 +105,28 @@ static void pair_rows(const LinearTask& task, const std::uint8_t* block, int row
   const float* float_sums = quant.sums32f + first;
   const __m512i low_bits = _mm512_set1_epi32(4095);
   for (int step = begin; step < begin + count; ++step, slab += kPairStepBytes) {
-    __m512i both[R], upper[R];
+    __m512i both[R], known[R];
     for (int r = 0; r < R; ++r) {
-      both[r] = int_lanes(starts + r);
-      upper[r] = _mm512_setzero_si512();
+      both[r] = _mm512_setzero_si512();
+      known[r] = int_lanes(starts + r);
     }
 #pragma GCC unroll 8
     for (int line = 0; line < 8; ++line) {
       const __m512i even = _mm512_load_si512(slab + line * 192);
       const __m512i odd = _mm512_load_si512(slab + line * 192 + 64);
-      const __m512i a = _mm512_load_si512(slab + line * 192 + 128);
+      const __m512i a16 = _mm512_load_si512(slab + line * 192 + 128);
       for (int r = 0; r < R; ++r) {
         const std::int8_t* q = words + r * kStepBytes + line * 8;
         add_words(both[r], even, q);
-        add_bytes(upper[r], a, high + r * kStepBytes + line * 4);
+        add_bytes(known[r], a16, high + r * kStepBytes + line * 4);
         add_words(both[r], odd, q + 4);
       }
     }
     finish_products();
     const PairScales scales = pair_scales<kMins>(weight, block, step);
     for (int r = 0; r < R; ++r) {
-      const __m512i known = _mm512_slli_epi32(upper[r], 4);
-      const __m512i d = _mm512_sub_epi32(both[r], known);
-      const __m512i rest = _mm512_and_si512(d, low_bits);
-      __m512i a = _mm512_sub_epi32(_mm512_add_epi32(known, rest), int_lanes(starts + r));
+      const __m512i d = _mm512_sub_epi32(both[r], known[r]);
+      __m512i a = _mm512_add_epi32(known[r], _mm512_and_si512(d, low_bits));
       __m512i b = _mm512_srai_epi32(d, 12);
       if constexpr (kMins)
         b = _mm512_add_epi32(b, int_lanes(sums8 + r));
