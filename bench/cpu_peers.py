@@ -30,9 +30,8 @@ seconds a run gets --long-repeats of them. The machine is calibrated before and 
 tables go to stdout, everything to bench/results/peers-<model>-<time>.json, after each figure.
 
 A long series can be made piece by piece: --append adds what is measured to an earlier file's
-figures. Where other work shares the machine, --within CMD runs each scenario, and each
-calibration, while CMD runs a command it is given, so that both sides take turns; engines are
-stopped in between.
+figures. Where other work shares the machine, --within CMD runs each scenario while CMD runs a
+command it is given, so that both sides take turns; engines are stopped in between.
 """
 
 from __future__ import annotations
@@ -191,20 +190,19 @@ def main() -> None:
     loads = Loads(words_of(model_files.source(args.model)), args.seed)
     turns = Turns(args.within)
     with ExitStack() as stack:
+        workers = start_workers(args.engines, args.model, settings, stack)
+        names = list(scenarios)
         try:
-            workers = start_workers(args.engines, args.model, settings, stack)
-            with turns.take():
-                workers = warm_up(workers, loads)
-                result.add_calibration(calibrate(args.threads))
-            for worker in workers:
-                result.add_engine(worker)
             for name, scenario in scenarios.items():
                 with turns.take():
+                    if name == names[0]:
+                        workers = warm_up(workers, loads)
+                        result.begin_measuring(workers, calibrate(args.threads))
                     for engine, value in measure(workers, scenario, loads, args):
                         result.add_figure(name, engine, value)
                         result.write()
-            with turns.take():
-                result.add_calibration(calibrate(args.threads))
+                    if name == names[-1]:
+                        result.add_calibration(calibrate(args.threads))
         except TurnRefused as error:
             raise SystemExit(str(error)) from None
     result.write()

@@ -6,7 +6,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,12 @@ class Result:
         values["runs"].append(run)
         return cls(args.append, values)
 
-    def add_engine(self, worker: Worker) -> None:
-        about = {"about": worker.about, "load_seconds": worker.load_seconds}
-        self.values["engines"][worker.name] = about
+    def begin_measuring(self, workers: Iterable[Worker], calibration: Calibration) -> None:
+        """Notes the engines, and the machine before."""
+        for worker in workers:
+            about = {"about": worker.about, "load_seconds": worker.load_seconds}
+            self.values["engines"][worker.name] = about
+        self.add_calibration(calibration)
 
     def add_calibration(self, calibration: Calibration) -> None:
         self.values["calibrations"].append(calibration.to_json())
