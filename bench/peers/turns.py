@@ -40,14 +40,18 @@ class Turns:
             text=True,
         )
         assert process.stdin is not None and process.stdout is not None
+        begun = False
         try:
             if process.stdout.readline().strip() != "begun":
                 raise TurnRefused(
                     f"'{shlex.join(self._command)}' didn't run the command it was given: "
                     f"exit status {process.wait()}"
                 )
+            begun = True
             yield
         finally:
+            if not begun:
+                process.terminate()  # it was still waiting
             process.stdin.close()
             process.wait()
             process.stdout.close()
