@@ -257,19 +257,34 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "trimaran"
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
+    plain = ticker.FuncFormatter(lambda value, _: f"{value:,g}")
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     batches = list(result["growth"]["batch"])
+    contexts = list(next(iter(result["growth"]["context"].values())))
     left.loglog(batches, list(result["growth"]["batch"].values()), "o-", label="back end")
-    left.loglog(batches, [result["python"][b] for b in batches], "s--", label="Python")
+    left.loglog(
+        batches, [result["python"][b] for b in batches], "s--", label="Python, and its share"
+    )
     left.set(xlabel=f"batch, at context {GROWTH_CONTEXT}", ylabel="a step, ms")
     for batch, values in result["growth"]["context"].items():
         right.loglog(list(values), list(values.values()), "o-", label=f"batch {batch}")
     right.set(xlabel="context, tokens", ylabel="a step, ms")
-    for axes in (left, right):
-        axes.legend()
+    for batch in (batches[0], 32, batches[-1]):
+        spent, step = result["python"][batch], result["growth"]["batch"][batch]
+        share = f"{spent / (spent + step):.1%}"
+        left.annotate(share, (batch, spent), (0, 7), textcoords="offset points", ha="center")
+    for axes, ticks in ((left, batches), (right, contexts)):
+        axes.legend(loc="upper left")
         axes.grid(True, which="both", alpha=0.3)
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    left.margins(x=0.1)
+    left.set_ylim(top=2 * max(result["growth"]["batch"].values()))
     figure.suptitle(f"A decode step of {result['model']}")
     figure.savefig(path, metadata={"Date": None})
 
