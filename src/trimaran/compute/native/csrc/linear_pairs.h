@@ -90,10 +90,28 @@ static inline void finish_products() { asm volatile("" : : : "memory"); }
 
 static inline __m512i int_lanes(const std::int32_t* p) { return _mm512_set1_epi32(*p); }
 
+// The weights that are multiplied next, fetched while the present ones are: some lines a step.
+class NextPair {
+ public:
+  // `calls` of fetch() reach the end.
+  NextPair(const std::uint8_t* data, std::size_t bytes, int calls)
+      : at_(data), end_(data + bytes), share_((bytes / calls + 64) / 64 * 64) {}
+
+  void fetch() {
+    const std::uint8_t* stop = share_ < end_ - at_ ? at_ + share_ : end_;
+    for (; at_ < stop; at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  const std::uint8_t* at_;
+  const std::uint8_t* end_;
+  std::ptrdiff_t share_;
+};
+
 // acc[row][2][16] over steps begin..begin + count of rows row..row + R, one tile's.
 template <bool kMins, int R>
 static void pair_rows(const LinearTask& task, const std::uint8_t* block, int row, int begin,
-                      int count, const std::uint8_t* slab, float* acc) {
+                      int count, const std::uint8_t* slab, NextPair& next, float* acc) {
   const LinearView& weight = *task.weight;
   const int steps = weight.steps();
   const QuantRows& quant = task.quant;
@@ -105,6 +123,7 @@ static void pair_rows(const LinearTask& task, const std::uint8_t* block, int row
   const float* float_sums = quant.sums32f + first;
   const __m512i low_bits = _mm512_set1_epi32(4095);
   for (int step = begin; step < begin + count; ++step, slab += kPairStepBytes) {
+    next.fetch();
     __m512i both[R], known[R];
     for (int r = 0; r < R; ++r) {
       both[r] = _mm512_setzero_si512();
@@ -152,14 +171,14 @@ static void pair_rows(const LinearTask& task, const std::uint8_t* block, int row
 template <bool kMins, int R = kPairRows>
 static inline void pair_rows_of(const LinearTask& task, const std::uint8_t* block, int row,
                                 int rows, int begin, int count, const std::uint8_t* slab,
-                                float* acc) {
+                                NextPair& next, float* acc) {
   if constexpr (R > 1) {
     if (rows < R) {
-      pair_rows_of<kMins, R - 1>(task, block, row, rows, begin, count, slab, acc);
+      pair_rows_of<kMins, R - 1>(task, block, row, rows, begin, count, slab, next, acc);
       return;
     }
   }
-  pair_rows<kMins, R>(task, block, row, begin, count, slab, acc);
+  pair_rows<kMins, R>(task, block, row, begin, count, slab, next, acc);
 }
 
 // Blocks `block` and `block` + 1 of rows row..row + rows.
@@ -169,6 +188,9 @@ static void linear_pair(const LinearTask& task, int block, int row, int rows) {
   const std::uint8_t* data = weight.data + block * weight.block_bytes;
   auto* slab = static_cast<std::uint8_t*>(task.scratch);
   auto* acc = reinterpret_cast<float*>(slab + kPairSlabBytes);
+  const bool last = block + 2 >= task.block_end;
+  NextPair next(data + 2 * weight.block_bytes, last ? 0 : 2 * weight.block_bytes,
+                weight.steps() * ((rows + kPairRows - 1) / kPairRows));
   std::memset(acc, 0, static_cast<std::size_t>(rows) * 2 * kBlock * sizeof *acc);
   for (int begin = 0; begin < weight.steps(); begin += kSlabSteps) {
     const int left = weight.steps() - begin, count = left < kSlabSteps ? left : kSlabSteps;
@@ -178,7 +200,7 @@ static void linear_pair(const LinearTask& task, int block, int row, int rows) {
     }
     for (int r = 0; r < rows; r += kPairRows) {
       const int in_hand = rows - r < kPairRows ? rows - r : kPairRows;
-      pair_rows_of<kMins>(task, data, row + r, in_hand, begin, count, slab,
+      pair_rows_of<kMins>(task, data, row + r, in_hand, begin, count, slab, next,
                           acc + r * 2 * kBlock);
     }
   }
