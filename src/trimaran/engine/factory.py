@@ -16,8 +16,10 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, BuildError, ConfigError, TrimaranError
 from trimaran.engine.builds import BuildStore, LoadedBuild, load_build, save_build
 from trimaran.engine.core import EngineCore
-from trimaran.engine.memory import available_bytes, plan_cache
-from trimaran.engine.tiers import open_tiers
+from trimaran.engine.group_memory import GroupedPlan, plan_groups
+from trimaran.engine.layer_windows import check_groups, make_grouped_cache
+from trimaran.engine.memory import CachePlan, available_bytes, plan_cache
+from trimaran.engine.tiers import CacheParts, open_tiers
 from trimaran.models.chat_template import ChatTemplate
 from trimaran.models.config import ModelConfig
 from trimaran.models.model import Model
@@ -298,12 +300,20 @@ def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineC
     Raises:
         CapacityError, ConfigError: as `plan_cache`.
     """
-    plan = plan_cache(
-        config, model.config.context_length, model.backend.kv_bytes_per_token(), available_bytes()
-    )
+    backend, context = model.backend, model.config.context_length
+    groups = backend.layer_groups()
+    plan: CachePlan | GroupedPlan
+    if len(groups) == 1 and not groups[0].window:
+        plan = plan_cache(config, context, backend.kv_bytes_per_token(), available_bytes())
+        backend.allocate_cache(plan.blocks, config.block_size)
+        parts = open_tiers(backend, config, plan.blocks, clock)
+    else:
+        check_groups(config)
+        layer_bytes = backend.kv_bytes_per_token() // model.config.num_layers
+        plan = plan_groups(config, context, groups, layer_bytes, available_bytes())
+        backend.allocate_cache(plan.blocks, config.block_size)
+        parts = CacheParts(make_grouped_cache(config, groups, plan))
     log.info(plan.reason)
-    model.backend.allocate_cache(plan.blocks, config.block_size)
-    parts = open_tiers(model.backend, config, plan.blocks, clock)
     scheduler = Scheduler(
         config, parts.kv, clock, max_model_len=plan.max_model_len, tiers=parts.tiers
     )
