@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from trimaran.engine.core import EngineCore
 from trimaran.engine.tiers import make_cache
 from trimaran.schedule.scheduler import Scheduler
 from trimaran.simulate.backends import PacedBackend, PlanCost
-from trimaran.simulate.replay import Report, _silent, replay, simulate
+from trimaran.simulate.replay import Report, replay, silent_tokenizer, simulate
 from trimaran.simulate.trace import TraceRequest, read_trace, spread, write_trace
 
 PRESETS = ("vllm", "sglang", "trtllm", "fastertransformer")
@@ -67,9 +68,7 @@ def real(trace: list[TraceRequest], config: EngineConfig) -> Report:
     blocks = TOKENS // config.block_size
     backend.allocate_cache(blocks, config.block_size)
     scheduler = Scheduler(config, make_cache(config, blocks), clock, max_model_len=160)
-    from trimaran.models.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(_silent(model.config.vocab_size))
+    tokenizer = silent_tokenizer(model.config.vocab_size)
     core = EngineCore(model.config, tokenizer, backend, scheduler, config, 160, clock)
     return replay(core, trace, clock)
 
@@ -135,7 +134,9 @@ def test_an_idle_engine_is_as_fast_as_its_steps_cost() -> None:
     length = len(alone.prompt)
     pairs = length * (length + 1) // 2
     assert metrics.ttft == pytest.approx(COST.step + COST.token * length + COST.pair * pairs)
-    twice = simulated(spread([alone, alone], 1e3), options("vllm"))
+    later = spread([replace(alone, arrival=1.0)], 2)
+    assert later[0].arrival == 2.0
+    twice = simulated([alone, *later], options("vllm"))
     assert twice.answered[0].ttft == metrics.ttft
 
 

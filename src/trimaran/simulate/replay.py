@@ -91,7 +91,7 @@ def replay(core: EngineCore, trace: Sequence[TraceRequest], clock: VirtualClock)
     core.on_step = None
     usage = core.scheduler.kv.usage()
     report.seconds = clock.now() - begin
-    report.objective = core.objective.value
+    report.objective = core.metrics.objective.value
     report.hit_rate = usage.hit_tokens / max(1, usage.queried_tokens)
     return report
 
@@ -121,7 +121,7 @@ def simulate(
     kv = make_cache(config, cache_tokens // config.block_size)
     scheduler = Scheduler(config, kv, clock, max_model_len=max_model_len)
     backend = SimulatedBackend(clock, cost, vocabulary)
-    tokenizer = Tokenizer(_silent(vocabulary))
+    tokenizer = silent_tokenizer(vocabulary)
     core = EngineCore(model, tokenizer, backend, scheduler, config, max_model_len, clock)
     return replay(core, trace, clock)
 
@@ -172,5 +172,6 @@ class _NoText:
         raise NotImplementedError("a trace has token ids, no text")
 
 
-def _silent(size: int) -> Vocabulary:
-    return Vocabulary(_NoText(), size, lambda token: b"", frozenset(), None, None)
+def silent_tokenizer(size: int) -> Tokenizer:
+    """A tokenizer of `size` tokens without text, for traces, which are made of ids."""
+    return Tokenizer(Vocabulary(_NoText(), size, lambda token: b"", frozenset(), None, None))
