@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ class SimulatedBackend:
     def kv_bytes_per_token(self) -> int:
         return 1
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def allocate_cache(self, num_blocks: int | Sequence[int], block_size: int) -> None:
         """There is nothing to hold."""
 
     def kv_block_bytes(self) -> int:
@@ -106,7 +106,7 @@ class PacedBackend(SimulatedBackend):
     def kv_bytes_per_token(self) -> int:
         return self._real.kv_bytes_per_token()
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def allocate_cache(self, num_blocks: int | Sequence[int], block_size: int) -> None:
         self._real.allocate_cache(num_blocks, block_size)
 
     def kv_block_bytes(self) -> int:
