@@ -6,7 +6,7 @@
 
 Lengths, arrivals and shared prefixes come from the traces in --data (Azure 2023, Mooncake),
 scaled down to what a small model on a CPU serves. Each workload's arrivals are spread so that
-the machine is busy for --load of the time with a cache that is large enough and no reuse.
+the machine is busy for --load of the time if everything is reused that can be.
 The cost of a step is what the engine's own cost model learns in a run of mixed requests here,
 or --cost a,b,c,d,e.
 """
@@ -160,12 +160,17 @@ def _by_arrival(trace: list[TraceRequest]) -> list[TraceRequest]:
 
 
 def loaded(trace: list[TraceRequest], cost: PlanCost, load: float) -> list[TraceRequest]:
-    """The trace with its arrivals spread so that the machine is busy for `load` of the time,
-    if 16 requests decode at once and nothing is reused."""
+    """The trace with its arrivals spread so that the machine is busy for `load` of the time, if
+    16 requests decode at once and no piece of 32 tokens is computed twice."""
     work = 0.0
+    seen: set[tuple[int, ...]] = set()
     for request in trace:
         length = len(request.prompt)
-        work += cost.token * length + cost.pair * length * length / 2
+        known = 0
+        while known + 32 < length and request.prompt[: known + 32] in seen:
+            known += 32
+        seen.update(request.prompt[:end] for end in range(32, length + 1, 32))
+        work += cost.token * (length - known) + cost.pair * (length**2 - known**2) / 2
         context = length + request.output_tokens / 2
         work += request.output_tokens * (cost.step / 16 + cost.row + cost.position * context)
     duration = max(request.arrival for request in trace) or 1.0

@@ -17,7 +17,10 @@ FORBIDDEN = [
     ("schedule", "compute"),
     ("compute", "schedule"),
     ("compute", "engine"),
-    ("engine", "serve", "simulate", "cli"),
+    ("engine", "serve"),
+    ("serve", "simulate"),
+    ("simulate", "serve"),
+    ("serve", "cli"),
 ]
 
 

@@ -13,6 +13,7 @@ from trimaran.compute.backend import Backend
 from trimaran.core.clock import VirtualClock
 from trimaran.core.sampling_batch import Float32, Sampler, SamplingBatch, Scores
 from trimaran.core.step_plan import StepPlan
+from trimaran.models.layer_groups import LayerGroup
 
 Int32 = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
@@ -69,6 +70,9 @@ class SimulatedBackend:
     def kv_bytes_per_token(self) -> int:
         return 1
 
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        return ()
+
     def allocate_cache(self, num_blocks: int | Sequence[int], block_size: int) -> None:
         """There is nothing to hold."""
 
@@ -105,6 +109,9 @@ class PacedBackend(SimulatedBackend):
 
     def kv_bytes_per_token(self) -> int:
         return self._real.kv_bytes_per_token()
+
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        return self._real.layer_groups()
 
     def allocate_cache(self, num_blocks: int | Sequence[int], block_size: int) -> None:
         self._real.allocate_cache(num_blocks, block_size)
