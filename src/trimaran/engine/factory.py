@@ -14,10 +14,12 @@ from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, BuildError, ConfigError, TrimaranError
+from trimaran.engine.block_size import choose_block_size
 from trimaran.engine.builds import BuildStore, LoadedBuild, load_build, save_build
 from trimaran.engine.core import EngineCore
 from trimaran.engine.group_memory import GroupedPlan, plan_groups
 from trimaran.engine.layer_windows import check_groups, make_grouped_cache
+from trimaran.engine.lengths import LengthRecord
 from trimaran.engine.memory import CachePlan, available_bytes, plan_cache
 from trimaran.engine.tiers import CacheParts, open_tiers
 from trimaran.models.chat_template import ChatTemplate
@@ -85,7 +87,11 @@ def load_engine(
     path = resolve(model, progress=progress)
     phases.done("find model")
     loaded = load_model(path, config, phases.done)
+    record = LengthRecord(path) if config.block_size == 0 else None
+    if record is not None:
+        config = _with_block_size(config, loaded, record)
     core = make_core(loaded, config, clock or SystemClock())
+    core.record = record
     phases.done("allocate cache")
     return LoadedEngine(core, path, loaded.chat_template, phases)
 
@@ -292,6 +298,16 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     from trimaran.compute.reference.backend import ReferenceBackend
 
     return ReferenceBackend(model)
+
+
+def _with_block_size(
+    config: EngineConfig, model: LoadedModel, record: LengthRecord
+) -> EngineConfig:
+    """The options with a block size in place of "auto"."""
+    windows = [group.window for group in model.backend.layer_groups() if group.window]
+    chosen = choose_block_size(record.read(), min(windows, default=0))
+    log.info(chosen.reason)
+    return replace(config, block_size=chosen.tokens)
 
 
 def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineCore:
