@@ -134,10 +134,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is before:  # a WebSocket
             return
-        if self.scope["http_version"] == "1.0":
-            _without_chunks(self.cycle)
         self._cycles = [each for each in self._cycles if not each.response_complete]
         self._cycles.append(self.cycle)
+        if self.scope["http_version"] == "1.0":
+            _without_chunks(self.cycle)
+        elif self.scope["http_version"] != "1.1":
+            self._refuse(505, "HTTP/1.1 and 1.0 are spoken here", "http_version")
         if len(self._cycles) > 1 + MAX_PIPELINED:
             self._refuse(429, "too many requests at once on one connection", "too_many")
         elif len(self._cycles) > 1:
@@ -195,12 +197,17 @@ class LimitedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, status: int, why: str, code: str) -> None:
-        """Closes the connection, with an answer unless one is under way."""
+        """Closes the connection; with an answer where none is under way or owed before."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
         self._stop_timer()
-        if not self._answering():
+        owed = [each for each in self._cycles if not each.response_complete]
+        own = owed[0] if len(owed) == 1 and owed[0].more_body else None  # what is refused
+        if not owed or (own is not None and not own.response_started):
+            if own is not None:
+                own.disconnected = True  # its handler has nothing to say any more
+                own.message_event.set()
             error = ApiError(status, why, SERVER if status >= 500 else INVALID, code=code)
             body = json.dumps(error.body()).encode()
             self.transport.write(
