@@ -18,6 +18,7 @@ from trimaran import __version__
 from trimaran.core.errors import TrimaranError
 from trimaran.serve.errors import INVALID, NOT_FOUND, SERVER, ApiError
 from trimaran.serve.middleware import Bodies, Keys, RequestIds
+from trimaran.serve.openapi import describe
 from trimaran.serve.routes import (
     anthropic,
     chat,
@@ -55,6 +56,7 @@ def create_app(service: Service) -> ASGIApp:
     for known in (ApiError, TrimaranError):
         api.add_exception_handler(known, _error)
     api.add_exception_handler(Exception, _bug)
+    setattr(api, "openapi", describe(api, bool(config.api_keys)))  # noqa: B010
     app: ASGIApp = api
     app = Bodies(app, config.max_body_bytes, config.body_timeout)
     app = Keys(app, config.api_keys, ("/ui/",))
