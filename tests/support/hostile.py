@@ -87,6 +87,7 @@ class Residue:
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
+        self._live()  # whatever the first look opens for good is open now
         self.files = open_files(server)
         self.memory = resident_bytes(server)
 
@@ -95,8 +96,7 @@ class Residue:
         than `memory` bytes have come to be resident."""
         server = self._server
         until("no request is live", lambda: self._live() == [0.0] * 5)
-        # The page of the last answer may still be open for a moment; so is our own connection.
-        until("files are closed", lambda: open_files(server) <= self.files + 1)
+        until("files are closed", lambda: open_files(server) <= self.files)
         blocks = state(server)["blocks"]
         assert blocks["held"] == 0
         assert blocks["free"] + blocks["cached"] == blocks["total"]
