@@ -18,6 +18,7 @@ from trimaran import __version__
 from trimaran.core.errors import TrimaranError
 from trimaran.serve.errors import INVALID, NOT_FOUND, SERVER, ApiError
 from trimaran.serve.middleware import Bodies, Keys, RequestIds
+from trimaran.serve.openapi import describe
 from trimaran.serve.routes import (
     anthropic,
     chat,
@@ -55,6 +56,7 @@ def create_app(service: Service) -> ASGIApp:
     for known in (ApiError, TrimaranError):
         api.add_exception_handler(known, _error)
     api.add_exception_handler(Exception, _bug)
+    setattr(api, "openapi", describe(api, bool(config.api_keys)))  # noqa: B010
     app: ASGIApp = api
     app = Bodies(app, config.max_body_bytes, config.body_timeout)
     app = Keys(app, config.api_keys, ("/ui/",))
@@ -138,6 +140,4 @@ def _has(body: Any, part: str | int) -> bool:
 
 
 def _answer(request: Request, error: ApiError) -> Response:
-    of_anthropic = request.url.path.endswith(("/v1/messages", "/v1/messages/count_tokens"))
-    body = error.anthropic() if of_anthropic else error.body()
-    return context.Json(body, error.status, error.headers)
+    return context.Json(error.body_for(request.url.path), error.status, error.headers)

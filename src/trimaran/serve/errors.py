@@ -66,6 +66,11 @@ class ApiError(Exception):
         message = self.message if self.param is None else f"{self.param}: {self.message}"
         return {"type": "error", "error": {"type": kind, "message": message}}
 
+    def body_for(self, path: str) -> dict[str, Any]:
+        """In the shape of the API to which a path belongs."""
+        of_anthropic = path.endswith(("/v1/messages", "/v1/messages/count_tokens"))
+        return self.anthropic() if of_anthropic else self.body()
+
 
 _ANTHROPIC = {
     401: "authentication_error",

@@ -12,11 +12,12 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trimaran.serve.errors import AUTH, INVALID, ApiError
+from trimaran.serve.errors import AUTH, INVALID, ApiError, unavailable
 
 access = logging.getLogger("trimaran.access")
 
@@ -24,6 +25,11 @@ OPEN_PATHS = frozenset(
     {"/", "/health", "/ready", "/version", "/metrics", "/docs", "/openapi.json", "/favicon.ico"}
 )
 """Asked for without a key: what a load balancer, Prometheus and a browser read first."""
+
+LARGEST_BODIES = 16
+"""Bodies of the largest size that may be on their way in at once..."""
+LEAST_TOTAL = 64 << 20
+"""...or, where a body is small, as many as fit these bytes."""
 
 
 class RequestIds:
@@ -56,15 +62,16 @@ class RequestIds:
             await self._app(scope, receive, send_named)
         finally:
             if self._log:
+                path = _one_line(scope)
                 access.info(
                     "%s %s %s",
                     scope["method"],
-                    scope["path"],
+                    path,
                     status or "client gone",
                     extra={
                         "request_id": shown,
                         "method": scope["method"],
-                        "path": scope["path"],
+                        "path": path,
                         "status": status,
                         "seconds": round(time.perf_counter() - begin, 6),
                         "client": (scope.get("client") or ("",))[0],
@@ -106,7 +113,7 @@ class Keys:
             await receive()
             await send({"type": "websocket.close", "code": 4401, "reason": error.message})
         else:
-            await send_error(send, error)
+            await send_error(scope, send, error)
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -114,11 +121,17 @@ class Keys:
 
 
 class Bodies:
-    """Reads the whole body of a request, within a size and a time, before its handler runs."""
+    """Reads the whole body of a request, within a size and a time, before its handler runs.
+
+    What has come of all bodies together is bounded too: else a thousand clients that each
+    leave out the last byte would hold a thousand times the size of one.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_total = max(LARGEST_BODIES * max_bytes, LEAST_TOTAL)
+        self._total = 0
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +141,7 @@ class Bodies:
         try:
             body = await self._read(scope, receive)
         except ApiError as error:
-            await send_error(send, error)
+            await send_error(scope, send, error)
             return
         if body is None:  # the client has left
             return
@@ -157,8 +170,11 @@ class Bodies:
                         return None
                     part = message.get("body", b"")
                     size += len(part)
+                    self._total += len(part)
                     if size > self._max_bytes:
                         raise self._too_large()
+                    if self._total > self._max_total:
+                        raise _too_many()
                     parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)
@@ -169,6 +185,8 @@ class Bodies:
                 code="body_timeout",
                 headers={"connection": "close"},
             ) from None
+        finally:
+            self._total -= size
 
     def _too_large(self) -> ApiError:
         return ApiError(
@@ -180,9 +198,15 @@ class Bodies:
         )
 
 
-async def send_error(send: Send, error: ApiError) -> None:
+def _too_many() -> ApiError:
+    error = unavailable("too many large requests are coming in; try again later", "busy")
+    error.headers["connection"] = "close"
+    return error
+
+
+async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
     """Answers with an error, outside of any handler."""
-    body = json.dumps(error.body()).encode()
+    body = json.dumps(error.body_for(scope["path"])).encode()
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
@@ -198,3 +222,9 @@ def _header(scope: Scope, name: bytes) -> str | None:
         if own == name:
             return str(value.decode("latin-1"))
     return None
+
+
+def _one_line(scope: Scope) -> str:
+    """The path as it was sent: decoded, it could hold a line end and forge a log line."""
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    return raw.decode("ascii", "backslashreplace")

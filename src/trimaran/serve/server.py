@@ -19,11 +19,14 @@ from trimaran.engine.async_engine import AsyncEngine
 from trimaran.engine.factory import Phases, load_engine
 from trimaran.serve.app import create_app
 from trimaran.serve.config import ServeConfig
-from trimaran.serve.http_protocol import limited_protocol
+from trimaran.serve.http_protocol import LimitedProtocol, limited_protocol
 from trimaran.serve.service import LoadedService, Service
 from trimaran.serve.warmup import warm_up
 
 log = logging.getLogger("trimaran")
+
+OTHER_FILES = 256
+"""Open files besides connections: the model, libraries, a margin for refused connections."""
 
 
 class _Server(uvicorn.Server):
@@ -43,6 +46,14 @@ class _Server(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 5 == 0:  # twice a second
+            now = asyncio.get_running_loop().time()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, LimitedProtocol):
+                    connection.check_patience(now)
+        return await super().on_tick(counter)
 
     def _end(self, number: int) -> None:
         if self.should_exit:
@@ -79,6 +90,7 @@ def run_server(
         TrimaranError: the model can't be loaded; of the class that names the trouble.
     """
     listening = _listen(config)
+    _allow_files(config.max_connections)
     service = Service(config)
 
     def load() -> LoadedService:
@@ -131,6 +143,19 @@ def _listen(config: ServeConfig) -> socket.socket:
         ) from None
 
 
+def _allow_files(connections: int) -> None:
+    """Raises the soft limit of open files, where the hard one allows it, so that connections
+    are refused with an answer before the system refuses them without one."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _address(config: ServeConfig, listening: socket.socket) -> str:
     scheme = "http" if config.tls_cert is None else "https"
     host = f"[{config.host}]" if ":" in config.host else config.host
@@ -143,7 +168,10 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         found = uvicorn.Config(
             create_app(service),
             http=limited_protocol(
-                config.max_header_bytes, config.max_connections, config.header_timeout
+                config.max_header_bytes,
+                config.max_connections,
+                config.header_timeout,
+                config.write_timeout,
             ),
             lifespan="off",
             log_config=None,

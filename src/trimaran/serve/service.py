@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trimaran.core.errors import TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
@@ -24,6 +27,10 @@ from trimaran.serve.metrics import ServerMetrics
 
 LONG_TEXT = 50_000
 """Characters above which a text is encoded on another thread, so that the loop goes on."""
+LARGE_THREADS = 2
+"""Such texts that are encoded at once."""
+
+T = TypeVar("T")
 
 
 class Phase(enum.StrEnum):
@@ -86,6 +93,8 @@ class Service:
         self.finished = 0
         self.metrics = ServerMetrics()
         self._loaded: LoadedService | None = None
+        self._numbers = itertools.count()
+        self._large = ThreadPoolExecutor(LARGE_THREADS, "trimaran-large")
         self._recent: list[float] = []  # seconds that the last requests took
         self.names: tuple[str, ...] = config.served_model_names
 
@@ -146,14 +155,34 @@ class Service:
 
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt."""
+        (found,) = await self.encode_all([prompt], add_special_tokens=add_special_tokens)
+        return found
+
+    async def encode_all(
+        self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Token ids of several prompts."""
         tokenizer = self.engine.core.tokenizer
-        if not isinstance(prompt, str):
-            return prompt_ids(prompt, tokenizer)
-        if len(prompt) > LONG_TEXT:
-            return await asyncio.to_thread(
-                tokenizer.encode, prompt, add_special_tokens=add_special_tokens
-            )
-        return tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+        def run() -> list[list[int]]:
+            return [
+                tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+                if isinstance(prompt, str)
+                else prompt_ids(prompt, tokenizer)
+                for prompt in prompts
+            ]
+
+        return await self.aside(run, sum(map(len, prompts)))
+
+    async def aside(self, work: Callable[[], T], size: int) -> T:
+        """The result of `work`, which takes time in proportion to `size` (characters or
+        tokens): at once where that is little, else on another thread, so that the loop goes on.
+
+        Large ones have threads of their own, so that small ones don't wait for them.
+        """
+        if size <= LONG_TEXT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._large, work)
 
     async def encode_chat(
         self,
@@ -179,17 +208,47 @@ class Service:
             raise TemplateError(
                 f"the model '{self.names[0]}' has no chat template; use /v1/completions"
             )
-        text = await asyncio.to_thread(
+        render = partial(
             template.render,
             messages,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             **variables,
         )
+        if sum(len(message.get("content") or "") for message in messages) > LONG_TEXT:
+            text = await asyncio.get_running_loop().run_in_executor(self._large, render)
+        else:  # a template can loop, so it never runs here
+            text = await asyncio.to_thread(render)
         if continue_final_message:
             text = _within(text, messages[-1])
         return await self.encode(text, add_special_tokens=False)
 
     # ------------------------------------------------------------------ requests
+
+    def admit(self, prompts: int, n: int) -> None:
+        """Whether a request of so many prompts with `n` choices each would be taken now;
+        asked before its prompts are encoded, which can take long.
+
+        Raises:
+            ApiError: 429 where too many requests wait, 503 where none is taken, 400 where it
+                is too large.
+        """
+        if self.phase is Phase.DRAINING:
+            raise unavailable("the server is shutting down; ask another one", "draining", 5)
+        if prompts * n > self.config.max_n:
+            raise ApiError(
+                400,
+                f"{prompts} prompts with n {n} are {prompts * n} sequences, above this server's"
+                f" limit of {self.config.max_n}",
+                param="n",
+                code="invalid_value",
+            )
+        if self.active + prompts > self.config.max_queue:
+            self.metrics.rejected("queue_full")
+            raise busy(
+                f"{self.active} requests wait or run, of {self.config.max_queue} that this server"
+                " takes; try again later",
+                self.retry_after(),
+            )
 
     @contextmanager
     def start(
@@ -205,28 +264,11 @@ class Service:
         """Hands prompts to the engine; leaving the context aborts what hasn't ended.
 
         Raises:
-            ApiError: 429 where too many requests wait, 503 where none is taken.
+            ApiError: as `admit`.
             TrimaranError: a prompt could never be served; none was started then.
         """
         engine = self.engine
-        if self.phase is Phase.DRAINING:
-            raise unavailable("the server is shutting down; ask another one", "draining", 5)
-        if self.active + len(prompts) > self.config.max_queue:
-            self.metrics.rejected("queue_full")
-            raise busy(
-                f"{self.active} requests wait or run, of {self.config.max_queue} that this server"
-                " takes; try again later",
-                self.retry_after(),
-            )
-        choices = len(prompts) * params.n
-        if choices > self.config.max_n:
-            raise ApiError(
-                400,
-                f"{len(prompts)} prompts with n {params.n} are {choices} sequences, above this"
-                f" server's limit of {self.config.max_n}",
-                param="n",
-                code="invalid_value",
-            )
+        self.admit(len(prompts), params.n)
         begin = asyncio.get_running_loop().time()
         job = Job(
             params,
@@ -238,8 +280,10 @@ class Service:
         )
         self.active += len(prompts)
         try:
-            for i, prompt in enumerate(prompts):
-                own = request_id if len(prompts) == 1 else f"{request_id}-{i}"
+            for prompt in prompts:
+                # Clients may name their requests; the engine's names are never theirs alone,
+                # so that two requests of one name don't end each other.
+                own = f"{request_id}-{next(self._numbers)}"
                 job.streams.append(
                     engine.start(
                         prompt,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -52,18 +53,22 @@ def told(error: Exception) -> ApiError:
 
 
 class EventStream(Response):
-    """Sends what an iterator of encoded events yields; closes it when the client leaves."""
+    """Sends what an iterator of encoded events yields, and closes it at the end or when the
+    client leaves; then `stack`, which holds the job, whether or not the iterator had begun.
+
+    How long a client may take nothing is the protocol's matter (`http_protocol.py`).
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncIterator[bytes], write_timeout: float, headers: Mapping[str, str] = {}
+        self, events: AsyncIterator[bytes], stack: ExitStack, headers: Mapping[str, str] = {}
     ) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
         self._events = events
-        self._write_timeout = write_timeout
+        self._stack = stack
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
@@ -71,24 +76,23 @@ class EventStream(Response):
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
-        leaving = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            leaving.cancel()
-            writing.cancel()
-            (result,) = await asyncio.gather(writing, return_exceptions=True)
-            await self._events.aclose()  # type: ignore[attr-defined]
+        with self._stack:
+            writing = asyncio.ensure_future(self._write(send))
+            leaving = asyncio.ensure_future(_gone(receive))
+            try:
+                await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                leaving.cancel()
+                writing.cancel()
+                (result,) = await asyncio.gather(writing, return_exceptions=True)
+                await self._events.aclose()  # type: ignore[attr-defined]
         if isinstance(result, Exception):
             raise result
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for event in self._events:
-            message = {"type": "http.response.body", "body": event, "more_body": True}
-            async with asyncio.timeout(self._write_timeout):
-                await send(message)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

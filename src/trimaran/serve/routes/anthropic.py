@@ -27,6 +27,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     body.refuse_unsupported()
     model = service.check_model(body.model)
     params = body.sampling()
+    service.admit(1, params.n)
     conversation = body.conversation()
     # As with Anthropic, the answer goes on from a last turn of the assistant.
     prompt = await service.encode_chat(
@@ -36,8 +37,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     with ExitStack() as stack:
         job = stack.enter_context(service.start([prompt], params, name))
         if body.stream:
-            events = _events(f"msg_{name}", model, job, stack.pop_all())
-            return sse.EventStream(events, service.config.write_timeout)
+            return sse.EventStream(_events(f"msg_{name}", model, job), stack.pop_all())
         (output,) = await sse.unless_gone(request.receive, outputs(job))
     choice = output.outputs[0]
     usage = Usage.of([output])
@@ -61,30 +61,29 @@ async def count_tokens(body: CountRequest, request: Request) -> Response:
     return context.Json({"input_tokens": len(ids)})
 
 
-async def _events(name: str, model: str, job: Job, stack: ExitStack) -> AsyncIterator[bytes]:
+async def _events(name: str, model: str, job: Job) -> AsyncIterator[bytes]:
     usage = Usage(job.prompt_tokens)
     begun = False
-    with stack:
-        try:
-            async for _, found in deltas(job):
-                for delta in merged(found):
-                    usage.add(delta)
-                    if not begun:
-                        begun = True
-                        yield _event("message_start", message=_message(name, model, usage))
-                        block = {"type": "text", "text": ""}
-                        yield _event("content_block_start", index=0, content_block=block)
-                        yield _event("ping")
-                    if delta.text:
-                        text = {"type": "text_delta", "text": delta.text}
-                        yield _event("content_block_delta", index=0, delta=text)
-                    if delta.finish_reason is not None:
-                        yield _event("content_block_stop", index=0)
-                        stop = _stop(delta.finish_reason, delta.stop_reason)
-                        yield _event("message_delta", delta=stop, usage=_usage(usage))
-                        yield _event("message_stop")
-        except Exception as error:  # the answer has begun: its status can't be changed
-            yield sse.named("error", sse.told(error).anthropic())
+    try:
+        async for _, found in deltas(job):
+            for delta in merged(found):
+                usage.add(delta)
+                if not begun:
+                    begun = True
+                    yield _event("message_start", message=_message(name, model, usage))
+                    block = {"type": "text", "text": ""}
+                    yield _event("content_block_start", index=0, content_block=block)
+                    yield _event("ping")
+                if delta.text:
+                    text = {"type": "text_delta", "text": delta.text}
+                    yield _event("content_block_delta", index=0, delta=text)
+                if delta.finish_reason is not None:
+                    yield _event("content_block_stop", index=0)
+                    stop = _stop(delta.finish_reason, delta.stop_reason)
+                    yield _event("message_delta", delta=stop, usage=_usage(usage))
+                    yield _event("message_stop")
+    except Exception as error:  # the answer has begun: its status can't be changed
+        yield sse.named("error", sse.told(error).anthropic())
 
 
 def _event(kind: str, **fields: Any) -> bytes:

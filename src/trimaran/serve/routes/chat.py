@@ -30,6 +30,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     body.refuse_unsupported()
     model = service.check_model(body.model)
     params = _params(body, service)
+    service.admit(1, params.n)
     prompt = await service.encode_chat(
         [message.plain() for message in body.messages],
         add_generation_prompt=body.add_generation_prompt,
@@ -45,7 +46,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         )
         answer = _Answer(f"chatcmpl-{name}", model, body, job)
         if body.stream:
-            return sse.EventStream(answer.events(stack.pop_all()), service.config.write_timeout)
+            return sse.EventStream(answer.events(), stack.pop_all())
         (output,) = await sse.unless_gone(request.receive, outputs(job))
         return context.Json(answer.whole(output))
 
@@ -107,27 +108,25 @@ class _Answer:
 
     # ------------------------------------------------------------------ streamed
 
-    async def events(self, stack: ExitStack) -> AsyncIterator[bytes]:
-        """The events of a stream; leaving it early aborts the request."""
+    async def events(self) -> AsyncIterator[bytes]:
+        """The events of a stream."""
         usage = Usage(self._job.prompt_tokens)
-        with stack:
-            try:
-                for index in range(self._job.params.n):
-                    start = {"role": "assistant", "content": self._echo}
-                    yield self._chunk(index, start, usage)
-                async for _, found in deltas(self._job):
-                    for delta in merged(found):
-                        usage.add(delta)
-                        if event := self._event(delta, usage):
-                            yield event
-                if self._usage:
-                    yield sse.data(
-                        self._head("chat.completion.chunk")
-                        | {"choices": [], "usage": usage.openai()}
-                    )
-            except Exception as error:  # the answer has begun: its status can't be changed
-                yield sse.error_event(error)
-            yield sse.DONE
+        try:
+            for index in range(self._job.params.n):
+                start = {"role": "assistant", "content": self._echo}
+                yield self._chunk(index, start, usage)
+            async for _, found in deltas(self._job):
+                for delta in merged(found):
+                    usage.add(delta)
+                    if event := self._event(delta, usage):
+                        yield event
+            if self._usage:
+                yield sse.data(
+                    self._head("chat.completion.chunk") | {"choices": [], "usage": usage.openai()}
+                )
+        except Exception as error:  # the answer has begun: its status can't be changed
+            yield sse.error_event(error)
+        yield sse.DONE
 
     def _event(self, delta: SequenceDelta, usage: Usage) -> bytes:
         """A chunk, or nothing where there is nothing to tell yet."""

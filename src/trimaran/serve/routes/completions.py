@@ -30,9 +30,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     model = service.check_model(body.model)
     params = _params(body, service)
     given = prompts_of(body.prompt)
-    prompts = [
-        await service.encode(prompt, add_special_tokens=body.add_special_tokens) for prompt in given
-    ]
+    service.admit(len(given), params.n)
+    prompts = await service.encode_all(given, add_special_tokens=body.add_special_tokens)
     name = context.request_id(request, body.request_id)
     with ExitStack() as stack:
         job = stack.enter_context(
@@ -47,7 +46,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         )
         answer = _Answer(f"cmpl-{name}", model, body, job, service)
         if body.stream:
-            return sse.EventStream(answer.events(stack.pop_all()), service.config.write_timeout)
+            return sse.EventStream(answer.events(), stack.pop_all())
         found = await sse.unless_gone(request.receive, outputs(job))
         return context.Json(answer.whole(found))
 
@@ -126,31 +125,30 @@ class _Answer:
 
     # ------------------------------------------------------------------ streamed
 
-    async def events(self, stack: ExitStack) -> AsyncIterator[bytes]:
-        """The events of a stream; leaving it early aborts the request."""
+    async def events(self) -> AsyncIterator[bytes]:
+        """The events of a stream."""
         body, job = self._body, self._job
         options = body.stream_options
         usage = Usage(job.prompt_tokens)
         offsets: dict[int, int] = {}
-        with stack:
-            try:
-                async for i, found in deltas(job):
-                    for delta in merged(found):
-                        usage.add(delta)
-                        index = i * job.params.n + delta.index
-                        if (event := self._event(i, index, delta, offsets)) is not None:
-                            if options is not None and options.include_usage:
-                                event["usage"] = (
-                                    usage.openai() if options.continuous_usage_stats else None
-                                )
-                            yield sse.data(event)
-                if options is not None and options.include_usage:
-                    if self._scored_only:
-                        usage.completion = 0
-                    yield sse.data(self._head() | {"choices": [], "usage": usage.openai()})
-            except Exception as error:  # the answer has begun: its status can't be changed
-                yield sse.error_event(error)
-            yield sse.DONE
+        try:
+            async for i, found in deltas(job):
+                for delta in merged(found):
+                    usage.add(delta)
+                    index = i * job.params.n + delta.index
+                    if (event := self._event(i, index, delta, offsets)) is not None:
+                        if options is not None and options.include_usage:
+                            event["usage"] = (
+                                usage.openai() if options.continuous_usage_stats else None
+                            )
+                        yield sse.data(event)
+            if options is not None and options.include_usage:
+                if self._scored_only:
+                    usage.completion = 0
+                yield sse.data(self._head() | {"choices": [], "usage": usage.openai()})
+        except Exception as error:  # the answer has begun: its status can't be changed
+            yield sse.error_event(error)
+        yield sse.DONE
 
     def _event(
         self, i: int, index: int, delta: SequenceDelta, offsets: dict[int, int]

@@ -33,13 +33,14 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
             "top_logprobs", f"is above this server's limit of {service.config.max_logprobs}"
         )
     params = body.sampling()
+    service.admit(1, params.n)
     prompt = await service.encode_chat(body.messages())
     name = context.request_id(request)
     with ExitStack() as stack:
         job = stack.enter_context(service.start([prompt], params, name))
         answer = _Answer(name, model, body, job)
         if body.stream:
-            return sse.EventStream(answer.events(stack.pop_all()), service.config.write_timeout)
+            return sse.EventStream(answer.events(), stack.pop_all())
         (output,) = await sse.unless_gone(request.receive, outputs(job))
     choice = output.outputs[0]
     answer.usage = Usage.of([output])
@@ -65,42 +66,41 @@ class _Answer:
         self.logprobs: list[dict[str, Any]] = []
         self.reason: FinishReason | None = None
 
-    async def events(self, stack: ExitStack) -> AsyncIterator[bytes]:
-        """The events of a stream; leaving it early aborts the request."""
-        with stack:
-            yield self._event("response.created", response=self.response())
-            yield self._event("response.in_progress", response=self.response())
-            yield self._event("response.output_item.added", output_index=0, item=self._item())
-            yield self._event("response.content_part.added", **self._at(), part=_part("", []))
-            try:
-                async for _, found in deltas(self._job):
-                    for delta in merged(found):
-                        self.usage.add(delta)
-                        self.reason = delta.finish_reason or self.reason
-                        own: list[dict[str, Any]] = []
-                        if delta.logprobs is not None:
-                            own = _logprobs(delta.token_ids, delta.logprobs, self._body)
-                            self.logprobs += own
-                        if delta.text or own:
-                            self.text += delta.text
-                            yield self._event(
-                                "response.output_text.delta",
-                                **self._at(),
-                                delta=delta.text,
-                                logprobs=own,
-                            )
-            except Exception as error:  # the answer has begun: its status can't be changed
-                told = sse.told(error)
-                yield self._event("error", code=told.code, message=told.message, param=told.param)
-                return
-            yield self._event(
-                "response.output_text.done", **self._at(), text=self.text, logprobs=self.logprobs
-            )
-            part = _part(self.text, self.logprobs)
-            yield self._event("response.content_part.done", **self._at(), part=part)
-            yield self._event("response.output_item.done", output_index=0, item=self._item())
-            response = self.response()
-            yield self._event(f"response.{response['status']}", response=response)
+    async def events(self) -> AsyncIterator[bytes]:
+        """The events of a stream."""
+        yield self._event("response.created", response=self.response())
+        yield self._event("response.in_progress", response=self.response())
+        yield self._event("response.output_item.added", output_index=0, item=self._item())
+        yield self._event("response.content_part.added", **self._at(), part=_part("", []))
+        try:
+            async for _, found in deltas(self._job):
+                for delta in merged(found):
+                    self.usage.add(delta)
+                    self.reason = delta.finish_reason or self.reason
+                    own: list[dict[str, Any]] = []
+                    if delta.logprobs is not None:
+                        own = _logprobs(delta.token_ids, delta.logprobs, self._body)
+                        self.logprobs += own
+                    if delta.text or own:
+                        self.text += delta.text
+                        yield self._event(
+                            "response.output_text.delta",
+                            **self._at(),
+                            delta=delta.text,
+                            logprobs=own,
+                        )
+        except Exception as error:  # the answer has begun: its status can't be changed
+            told = sse.told(error)
+            yield self._event("error", code=told.code, message=told.message, param=told.param)
+            return
+        yield self._event(
+            "response.output_text.done", **self._at(), text=self.text, logprobs=self.logprobs
+        )
+        part = _part(self.text, self.logprobs)
+        yield self._event("response.content_part.done", **self._at(), part=part)
+        yield self._event("response.output_item.done", output_index=0, item=self._item())
+        response = self.response()
+        yield self._event(f"response.{response['status']}", response=response)
 
     def response(self) -> dict[str, Any]:
         """The answer's object, as far as it goes."""

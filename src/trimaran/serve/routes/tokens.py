@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,7 +38,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     }
     if body.return_token_strs:
         token_bytes = core.tokenizer.token_bytes
-        found["token_strs"] = [token_bytes(token).decode("utf-8", "replace") for token in ids]
+
+        def texts() -> list[str]:
+            return [token_bytes(token).decode("utf-8", "replace") for token in ids]
+
+        found["token_strs"] = await service.aside(texts, len(ids))
     return context.Json(found)
 
 
@@ -45,4 +51,5 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
     service = context.service(request)
     service.check_model(body.model)
-    return context.Json({"prompt": service.engine.core.tokenizer.decode(body.tokens)})
+    decode = partial(service.engine.core.tokenizer.decode, body.tokens)
+    return context.Json({"prompt": await service.aside(decode, len(body.tokens))})

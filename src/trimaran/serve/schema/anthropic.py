@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.serve.errors import unsupported
-from trimaran.serve.schema.common import Body, Text
+from trimaran.serve.schema.common import FIRST, Body, Text
 
 
 class TextBlock(Body):
@@ -24,7 +24,7 @@ class AnthropicMessage(Body):
     """A turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | list[TextBlock]
+    content: Text | Annotated[list[TextBlock], FIRST]
 
     def plain(self) -> dict[str, Any]:
         """As the chat template takes it."""
@@ -49,9 +49,9 @@ class CountRequest(Body):
     """A conversation whose tokens are counted."""
 
     model: str
-    messages: list[AnthropicMessage] = Field(min_length=1, max_length=4096)
-    system: Text | list[TextBlock] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: list[AnthropicMessage] = Field(min_length=1, max_length=4096, fail_fast=True)
+    system: Text | Annotated[list[TextBlock], FIRST] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
 
@@ -74,7 +74,7 @@ class MessagesRequest(CountRequest):
     """A conversation to answer."""
 
     max_tokens: int = Field(ge=1, lt=2**31)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], FIRST] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, gt=0, le=1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from trimaran.serve.errors import unsupported
-from trimaran.serve.schema.common import Body, Sampling, StreamOptions, Text
+from trimaran.serve.schema.common import FIRST, Body, Sampling, StreamOptions, Text, at_most
 
 
 class TextPart(Body):
@@ -23,7 +23,7 @@ class Message(Body):
     model_config = ConfigDict(extra="allow")
 
     role: str = Field(min_length=1, max_length=64)
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], FIRST] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As the chat template takes it."""
@@ -40,7 +40,7 @@ class ChatRequest(Sampling):
     """A conversation to answer."""
 
     model: str | None = None
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
@@ -51,14 +51,14 @@ class ChatRequest(Sampling):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], FIRST] | None = None
     store: bool | None = None
     service_tier: str | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: Annotated[dict[str, str] | None, at_most(16)] = None
 
     def refuse_unsupported(self) -> None:
         """Raises `ApiError` for what is known and can't be honoured."""

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.serve.errors import unsupported
 
+MAX_FIELDS = 64
+"""Fields of an object; none that is known has as many."""
+
 Text = Annotated[str, Field(max_length=1 << 20)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+FIRST = Field(fail_fast=True)
+"""For lists: the first bad item ends the check. A body of a million bad items would otherwise
+make a million errors, which takes minutes and gigabytes."""
+
+
+def at_most(count: int) -> BeforeValidator:
+    """For mappings: `max_length` of pydantic counts only after each entry was checked."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, Mapping) and len(value) > count:
+            raise ValueError(f"has {len(value)} entries; give {count} at most")
+        return value
+
+    return BeforeValidator(check)
 
 
 class Body(BaseModel):
     """A request's body; whatever isn't a field of it is refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and len(value) > MAX_FIELDS:
+            raise ValueError(f"has {len(value)} fields; give {MAX_FIELDS} at most")
+        return value
 
 
 class StreamOptions(Body):
@@ -35,12 +61,12 @@ class Sampling(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     n: int | None = Field(None, ge=1, le=256)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | Annotated[list[str], FIRST] | None = None
+    stop_token_ids: Annotated[list[TokenId], FIRST] | None = None
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, at_most(4096)] = None
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimaran.serve.errors import unsupported
 from trimaran.serve.schema.common import Sampling, StreamOptions, Text, TokenId
 
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
 class CompletionRequest(Sampling):
@@ -19,8 +19,8 @@ class CompletionRequest(Sampling):
     prompt: (
         Text
         | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=2048)]
+        | Annotated[list[Text], Field(min_length=1, max_length=2048, fail_fast=True)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=2048, fail_fast=True)]
     )
     max_tokens: int | None = Field(16, ge=0, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=128)

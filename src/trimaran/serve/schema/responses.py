@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.serve.errors import unsupported
-from trimaran.serve.schema.common import Body, Text
+from trimaran.serve.schema.common import FIRST, Body, Text, at_most
 
 
 class Part(Body):
@@ -25,7 +25,7 @@ class Item(Body):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | list[Part]
+    content: Text | Annotated[list[Part], FIRST]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -55,19 +55,19 @@ class ResponsesRequest(Body):
     """What to answer."""
 
     model: str | None = None
-    input: Text | list[Item]
+    input: Text | Annotated[list[Item], FIRST]
     instructions: Text | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=128)
-    include: list[str] | None = None
+    include: Annotated[list[str], FIRST] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: Annotated[dict[str, str] | None, at_most(16)] = None
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None

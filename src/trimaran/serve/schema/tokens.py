@@ -15,7 +15,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: Text | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=4096)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=4096, fail_fast=True)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -32,4 +32,4 @@ class DetokenizeRequest(Body):
     """Token ids whose text is asked for."""
 
     model: str | None = None
-    tokens: list[TokenId] = Field(max_length=1 << 20)
+    tokens: list[TokenId] = Field(max_length=1 << 20, fail_fast=True)
