@@ -363,15 +363,16 @@ class EngineCore:
         finally:
             end = self.clock.now()
             self.metrics.forward_ended(end)
-            self._log(step, begin, end)
             if aside is not None:
                 aside.join()
             self._computing = False
         self.doing = Doing("sampling", step)
         ended = self._take_out_stopped()
         if logits is None:
+            self._log(step, begin, end)
             return self._fail_step(step, f"the step failed: {failure}")
         self.scheduler.commit(step)
+        self._log(step, begin, end)
         events = self._score_prompts(step, logits)
         ready = prepared[0]
         if ended or events or ready.forks:
@@ -384,6 +385,7 @@ class EngineCore:
     def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
         scheduler = self.scheduler
         pool = scheduler.kv.pool
+        self.metrics.step_tokens.observe(step.prefill_tokens + step.decode_tokens)
         self.steps.add(
             StepRecord(
                 self.metrics.steps,
@@ -395,6 +397,7 @@ class EngineCore:
                 scheduler.num_waiting,
                 pool.num_held,
                 pool.num_cached,
+                scheduler.live_tokens(),
             )
         )
 
