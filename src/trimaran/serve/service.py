@@ -210,6 +210,7 @@ class Service:
         """
         engine = self.engine
         if self.phase is Phase.DRAINING:
+            self.metrics.rejected("draining")
             raise unavailable("the server is shutting down; ask another one", "draining", 5)
         if self.active + len(prompts) > self.config.max_queue:
             self.metrics.rejected("queue_full")

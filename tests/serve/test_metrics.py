@@ -1,0 +1,165 @@
+"""What /metrics says of a server that has done a little of everything."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.http_server import HttpServer, serving
+
+SAMPLES = dict[str, list[dict[str, str]]]
+
+DASHBOARDS_OF_VLLM = {
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_sum",
+    "vllm:e2e_request_latency_seconds_count",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:time_per_output_token_seconds_bucket",
+    "vllm:time_per_output_token_seconds_sum",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:time_to_first_token_seconds_sum",
+    "vllm:gpu_cache_usage_perc",
+    "vllm:kv_cache_usage_perc",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_success_total",
+    "vllm:request_queue_time_seconds_sum",
+    "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_decode_time_seconds_sum",
+    "vllm:request_inference_time_seconds_bucket",
+    "vllm:request_max_num_generation_tokens_sum",
+    "vllm:request_params_n_bucket",
+    "vllm:request_params_max_tokens_bucket",
+    "vllm:iteration_tokens_total_bucket",
+    "vllm:iteration_tokens_total_sum",
+    "vllm:iteration_tokens_total_count",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:num_preemptions_total",
+    "vllm:lora_requests_info",
+    "vllm:cache_config_info",
+}
+"""What the dashboards of vLLM's own repository and of its users ask for."""
+
+
+@pytest.fixture(scope="module")
+def loaded(smollm2_path: Path) -> Iterator[HttpServer]:
+    """A server with a lower tier, after a mixed load."""
+    flags = ("--served-model-name", "smollm2", "--max-model-len", "1024", "--warmup", "1")
+    more = ("--kv-cache-bytes", "128MiB", "--kv-host-bytes", "64MiB", "--max-queue", "6")
+    with serving(*flags, *more) as server:
+        mixed_load(server)
+        yield server
+
+
+def mixed_load(server: HttpServer) -> None:
+    """Streams and whole answers, chats, several choices, hits, an abort and a refusal."""
+    url = f"{server.url}/v1"
+    story = "Once upon a time there was a small boat. " * 10
+    bodies = [
+        ("completions", {"prompt": story, "max_tokens": 8}),
+        ("completions", {"prompt": story, "max_tokens": 8, "n": 3, "temperature": 1.0}),
+        ("completions", {"prompt": [story, "The sea"], "max_tokens": 5, "ignore_eos": True}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}),
+        ("completions", {"prompt": "The sea is", "max_tokens": 12, "stream": True}),
+    ]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        answers = pool.map(lambda b: httpx.post(f"{url}/{b[0]}", json=b[1], timeout=60), bodies)
+        assert [answer.status_code for answer in answers] == [200] * len(bodies)
+    long = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/completions", json=long, timeout=60) as running:
+        next(running.iter_lines())
+    deadline = time.monotonic() + 10
+    while not server.metric("vllm:request_success_total", finished_reason="abort"):
+        assert time.monotonic() < deadline, "the request runs on without its client"
+    refused = httpx.post(f"{url}/completions", json={"prompt": ["a"] * 7, "max_tokens": 1})
+    assert refused.status_code == 429
+
+
+def samples(server: HttpServer) -> SAMPLES:
+    """The labels of each sample by its name, as the format's own parser reads them."""
+    found: SAMPLES = {}
+    for family in text_string_to_metric_families(httpx.get(f"{server.url}/metrics").text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+def test_all_that_vllms_dashboards_ask_for_is_there(loaded: HttpServer) -> None:
+    found = samples(loaded)
+    assert set(found) >= DASHBOARDS_OF_VLLM
+    for name in DASHBOARDS_OF_VLLM:
+        for labels in found[name]:
+            assert (labels["model_name"], labels["engine"]) == ("smollm2", "0"), name
+
+
+def test_sglangs_names_agree_with_vllms(loaded: HttpServer) -> None:
+    assert loaded.metric("sglang:num_running_reqs") == loaded.metric("vllm:num_requests_running")
+    assert loaded.metric("sglang:num_queue_reqs") == loaded.metric("vllm:num_requests_waiting")
+    assert loaded.metric("sglang:token_usage") == loaded.metric("vllm:kv_cache_usage_perc")
+    queries = loaded.metric("vllm:prefix_cache_queries_total")
+    hits = loaded.metric("vllm:prefix_cache_hits_total")
+    assert 0 < hits < queries
+    assert loaded.metric("sglang:cache_hit_rate") == pytest.approx(hits / queries)
+
+
+def test_what_was_never_done_isnt_claimed(loaded: HttpServer) -> None:
+    assert not [name for name in samples(loaded) if "spec" in name]
+
+
+def test_requests_are_counted_by_how_they_ended(loaded: HttpServer) -> None:
+    def ended(reason: str) -> float:
+        return loaded.metric("vllm:request_success_total", finished_reason=reason)
+
+    assert ended("length") + ended("stop") == 6
+    assert ended("abort") == 1
+    assert ended("error") == 0
+    refused = "vllm:admission_rejections_total"
+    assert loaded.metric(refused, reason="queue_full") == 1
+    assert loaded.metric(refused, reason="max_waiting") == 0
+    assert loaded.metric("trimaran:watchdog_failures_total", reason="hang") == 0
+    answered = loaded.metric("trimaran:slo_requests_total", slo="standard")
+    assert answered >= 6  # the warm-up's are answered too
+    assert 0 < loaded.metric("trimaran:slo_kept_total", slo="standard") <= answered
+
+
+def test_histograms_of_requests_and_steps_add_up(loaded: HttpServer) -> None:
+    assert loaded.metric("vllm:request_params_n_sum") == 1 + 3 + 1 + 1 + 1 + 1 + 1
+    assert loaded.metric("vllm:request_params_max_tokens_sum") == 8 + 8 + 5 + 5 + 4 + 12 + 900
+    longest = loaded.metric("vllm:request_max_num_generation_tokens_sum")
+    generated = loaded.metric("vllm:request_generation_tokens_sum")
+    assert 0 < longest < generated  # that of n = 3 has less in one sequence than in all
+    assert generated == loaded.metric("vllm:generation_tokens_total")
+    steps = loaded.metric("trimaran:steps_total")
+    assert loaded.metric("vllm:iteration_tokens_total_count") == steps
+    assert loaded.metric("vllm:iteration_tokens_total_sum") >= generated
+    assert loaded.metric("trimaran:schedule_seconds_count") == steps
+    gaps = loaded.metric("trimaran:compute_gap_seconds_sum")
+    assert 0 < gaps < loaded.metric("trimaran:step_interval_seconds_sum")
+    old, new = "vllm:time_per_output_token_seconds_sum", "vllm:inter_token_latency_seconds_sum"
+    assert loaded.metric(old) == loaded.metric(new) > 0
+
+
+def test_fragmentation_is_that_of_the_blocks_in_use(loaded: HttpServer) -> None:
+    body = {"prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{loaded.url}/v1/completions", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        state = httpx.get(f"{loaded.url}/debug/state").json()
+        last, size = state["steps"][-1], state["blocks"]["size"]
+        (running,) = state["requests"]["running"]
+        assert last["live"] == running["computed_tokens"]
+        assert last["held"] == -(-last["live"] // size)
+        assert loaded.metric("trimaran:kv_live_tokens") >= last["live"]
+        assert 0 <= loaded.metric("trimaran:kv_fragmentation_ratio") < 1
+        assert loaded.metric("trimaran:kv_blocks", state="held") >= last["held"]
+    assert loaded.metric("trimaran:kv_blocks") == state["blocks"]["total"]
