@@ -7,7 +7,7 @@ none here, for the engine has no drafts: a counter at zero would claim that none
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -165,13 +165,13 @@ class EngineCollector(Collector):
 
     def _objective(self) -> Iterator[Metric]:
         classes = dict(self._core.metrics.objective.classes)
-        for name, text, value in (
-            ("slo_requests", "Requests answered, by SLO class.", lambda tally: tally.requests),
-            ("slo_kept", "Those that kept all targets of their class.", lambda tally: tally.kept),
-            ("slo_cost", "What they cost in the objective.", lambda tally: tally.cost),
+        for name, text in (
+            ("requests", "Requests answered, by SLO class."),
+            ("kept", "Those that kept all targets of their class."),
+            ("cost", "What they cost in the objective."),
         ):
-            found = {slo: value(tally) for slo, tally in classes.items()}
-            yield self._counters(f"trimaran:{name}", text, "slo", found)
+            found = {slo: getattr(tally, name) for slo, tally in classes.items()}
+            yield self._counters(f"trimaran:slo_{name}", text, "slo", found)
 
     def _about(self) -> Iterator[Metric]:
         core = self._core
@@ -231,7 +231,7 @@ class EngineCollector(Collector):
 class Renamed(Collector):
     """A metric under a second name."""
 
-    def __init__(self, collect: Callable[[], Iterator[Metric]], old: str, new: str) -> None:
+    def __init__(self, collect: Callable[[], Iterable[Metric]], old: str, new: str) -> None:
         self._collect = collect
         self._old = old
         self._new = new

@@ -21,6 +21,7 @@ from trimaran.models.chat_template import ChatTemplate
 from trimaran.serve.config import ServeConfig
 from trimaran.serve.errors import ApiError, busy, timed_out, unavailable
 from trimaran.serve.metrics import ServerMetrics
+from trimaran.serve.record import current
 
 LONG_TEXT = 50_000
 """Characters above which a text is encoded on another thread, so that the loop goes on."""
@@ -133,6 +134,8 @@ class Service:
         if not self.names:
             _ = self.loaded
         if name is None or name in self.names:
+            if (record := current.get()) is not None:
+                record.model = name or self.names[0]
             return name or self.names[0]
         raise ApiError(
             404,
@@ -238,6 +241,9 @@ class Service:
             self.metrics,
         )
         self.active += len(prompts)
+        record = current.get()
+        if record is not None:
+            record.started(params, engine.core.clock.now())
         try:
             for i, prompt in enumerate(prompts):
                 own = request_id if len(prompts) == 1 else f"{request_id}-{i}"
@@ -253,6 +259,9 @@ class Service:
             yield job
         finally:
             self.metrics.ended(job.streams)
+            if record is not None:
+                for stream in job.streams:
+                    record.ended(stream)
             job.close()
             self.active -= len(prompts)
             self.finished += len(prompts)
