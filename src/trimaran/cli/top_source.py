@@ -46,7 +46,7 @@ class View:
         late = [step for step in self.steps if step["begin"] > self.state["now"] - RATE_SECONDS]
         if not late:
             return 0.0
-        seconds = max(self.state["now"] - late[0]["begin"], 1e-9)
+        seconds: float = max(self.state["now"] - late[0]["begin"], 1e-9)
         number = len(late) if kind == "steps" else sum(int(step[kind]) for step in late)
         return number / seconds
 
