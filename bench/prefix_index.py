@@ -12,6 +12,7 @@ import argparse
 import random
 import time
 import tracemalloc
+from collections.abc import Callable
 
 from trimaran.cache.indices import make_index
 from trimaran.cache.prefix_index import PrefixIndex
@@ -38,10 +39,10 @@ def measure(name: str, blocks: int, size: int) -> str:
     tracemalloc.start()
     index, draw = make_index(name, size), random.Random(1)
     shared = [draw.randrange(49_000) for _ in range(SHARED)]
-    number, last = 0, shared
+    last = shared
     while len(index) < blocks:
         last = shared + [draw.randrange(49_000) for _ in range(OWN)]
-        number = store(index, last, size, number)
+        store(index, last, size, len(index))
     held = tracemalloc.get_traced_memory()[0] / len(index)
     tracemalloc.stop()
 
@@ -49,40 +50,32 @@ def measure(name: str, blocks: int, size: int) -> str:
     match = best(lambda: index.match(last, HERE, len(last)), per)
     strangers = [draw.randrange(49_000) for _ in range(len(last))]
     miss = best(lambda: index.match(strangers, HERE, len(strangers)), 1)
-    fresh = [[draw.randrange(49_000) for _ in range(len(last))] for _ in range(50)]
-    begin = time.perf_counter()
-    for tokens in fresh:
-        number = store(index, tokens, size, number)
-    insert = (time.perf_counter() - begin) / (len(fresh) * per)
-    begin = time.perf_counter()
-    for _ in range(10_000):
-        index.evict()
-    evict = (time.perf_counter() - begin) / 10_000
+    fresh = [[draw.randrange(49_000) for _ in range(len(last))] for _ in range(30)]
+    insert = best(lambda: store(index, fresh.pop(), size, len(index)), per)
+    evict = best(lambda: [index.evict() for _ in range(300)], 300)
     times = "".join(f"{1e6 * seconds:8.2f}" for seconds in (match, miss, insert, evict))
     return f"{name:5}{times}  {held:13.0f}"
 
 
-def store(index: PrefixIndex, tokens: list[int], size: int, number: int) -> int:
-    """As a sequence that comes and goes; the next unused block number."""
+def store(index: PrefixIndex, tokens: list[int], size: int, number: int) -> None:
+    """As a sequence that comes and goes, with blocks from `number` on."""
     match = index.match(tokens, HERE, len(tokens))
     for block in match.blocks:
-        if number and index.num_unheld:
-            index.held(block)
+        index.held(block)
     held = list(match.blocks)
     for start in range(len(held) * size, len(tokens) - size + 1, size):
         held.append(index.insert(match.cursor, tokens[start : start + size], number))
         number += 1
     for block in reversed(held):
         index.unheld(block)
-    return number
 
 
-def best(call: object, parts: int) -> float:
-    """Seconds a part, the best of many calls."""
+def best(call: Callable[[], object], parts: int) -> float:
+    """Seconds a part, the best of 30 calls."""
     times = []
     for _ in range(30):
         begin = time.perf_counter()
-        call()  # type: ignore[operator]
+        call()
         times.append(time.perf_counter() - begin)
     return min(times) / parts
 

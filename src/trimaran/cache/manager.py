@@ -14,6 +14,7 @@ from trimaran.cache.content import StoredBlocks
 from trimaran.cache.hash_index import HashIndex
 from trimaran.cache.inspection import CacheReport, hottest_of, namespaces_of
 from trimaran.cache.prefix_index import Cursor, Match, NoIndex, PrefixIndex
+from trimaran.cache.window_group import WindowGroup
 from trimaran.core.request import Sequence
 from trimaran.core.retention import Retention
 
@@ -74,6 +75,9 @@ class KVCacheManager:
         content: is told which full blocks are stored, used and given up.
     """
 
+    more: tuple[WindowGroup, ...] = ()
+    """Groups of layers with tables of their own, beside those that `tables` are of."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -124,7 +128,7 @@ class KVCacheManager:
         """The empty prefix: for a sequence whose every row is wanted."""
         return self.index.match((), sequence.request.namespace, 0)
 
-    def admit(self, sequence: Sequence, match: Match, up_to: int) -> bool:
+    def admit(self, sequence: Sequence, match: Match, up_to: int, rows: int | None = None) -> bool:
         """Gives a sequence a table that begins with `match` and has blocks for positions
         below `up_to`; or changes nothing and returns False where there aren't enough.
 
@@ -134,6 +138,8 @@ class KVCacheManager:
 
         Args:
             up_to: above `match.tokens`.
+            rows: tokens that the next step computes: layers with windows (`GroupedKVCache`)
+                need blocks for these alone.
         """
         pool = self.pool
         fresh = max(0, self.blocks_for(up_to) - len(match.blocks))

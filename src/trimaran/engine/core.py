@@ -22,6 +22,7 @@ from trimaran.core.uniforms import derive_seed
 from trimaran.engine.admission import Admission
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
 from trimaran.engine.generation import Generation, LiveRequest, take_token
+from trimaran.engine.lengths import LengthRecord, Lengths
 from trimaran.engine.metrics import EngineMetrics
 from trimaran.engine.sampling import Pick, choose, sampling_batch, score_picks
 from trimaran.engine.side_thread import Job, SideThread
@@ -83,6 +84,8 @@ class EngineCore:
         self.wake: Callable[[], None] = lambda: None
         self.metrics = EngineMetrics()
         self.steps = StepLog()
+        self.lengths = Lengths()  # of the sequences that were answered
+        self.record: LengthRecord | None = None  # to which they are added at the end
         self._live: dict[str, LiveRequest] = {}
         self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
         self._generations: dict[Sequence, Generation] = {}
@@ -90,6 +93,7 @@ class EngineCore:
         self._computing = False
         self._observed: tuple[ScheduledStep, float] | None = None  # the cost model hasn't yet
         self.doing: Doing | None = None
+        self.on_step: Callable[[ScheduledStep], None] | None = None  # told before it is run
         self.progress = 0  # changes when a step has brought some request further
         self.admission = Admission(config.max_waiting, config.max_num_seqs)
         self._arrivals = itertools.count()
@@ -329,6 +333,8 @@ class EngineCore:
             self.doing = None
             return []
         self.metrics.schedule_seconds.observe(self.clock.now() - begin)
+        if self.on_step is not None:
+            self.on_step(step)
         events = self._run(step, aside, meanwhile)
         self.doing = None
         return events
@@ -498,6 +504,9 @@ class EngineCore:
         while self.services:
             self.services.pop().close()
         self.backend.close()
+        if self.record is not None:
+            self.record.add(self.lengths)
+            self.record = None
 
     # ------------------------------------------------------------------ prompt scores
 
@@ -555,6 +564,7 @@ class EngineCore:
     def _finish(self, generation: Generation, reason: FinishReason, now: float) -> None:
         """One sequence has ended, perhaps as the last of its request."""
         self.scheduler.finish(generation.sequence, reason)
+        self.lengths.add(generation.sequence.total)
         if generation.live.ended:
             self._forget(generation.live, now)
 

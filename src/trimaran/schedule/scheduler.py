@@ -392,7 +392,7 @@ class Scheduler:
             count = self._chunking.admit(prefix.tokens, want, budget, alone and not parts)
             if count == 0:
                 break
-            if not self.kv.admit(sequence, prefix, sequence.total):
+            if not self.kv.admit(sequence, prefix, sequence.total, count):
                 if self._park_one():
                     free = self._free_seats()
                     continue
