@@ -35,7 +35,7 @@ run: $(VENV)/.installed
 	@echo "  $(BIN)/trimaran generate \"Once upon a time\"       continue a text"
 	@echo "  $(BIN)/trimaran generate --input requests.jsonl   answer many requests at once"
 	@echo "  $(BIN)/trimaran info                              CPU, instruction set, kernels"
-	@echo "A server isn't part of it yet."
+	@echo "  $(BIN)/trimaran serve                             OpenAI's API, at port 8000"
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(ARGS)
