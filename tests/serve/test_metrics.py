@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +123,19 @@ def test_fragmentation_is_that_of_the_blocks_in_use(loaded: HttpServer) -> None:
         assert 0 <= loaded.metric("trimaran:kv_fragmentation_ratio") < 1
         assert loaded.metric("trimaran:kv_blocks", state="held") >= last["held"]
     assert loaded.metric("trimaran:kv_blocks") == state["blocks"]["total"]
+
+
+def test_every_metric_is_in_the_docs(loaded: HttpServer) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    told: set[str] = set()
+    for word in re.findall(r"[\w:{},]{4,}", text):
+        if "{" in word and "," in word:
+            head, inside, tail = re.split(r"[{}]", word, maxsplit=2)
+            told |= {f"{head}{each}{tail}".split(":")[-1] for each in inside.split(",")}
+        else:
+            told.add(re.sub(r"\{.*", "", word).split(":")[-1])
+    for name in samples(loaded):
+        if name.startswith(("process_", "python_")):
+            continue
+        own = re.sub(r"_(bucket|sum|count|created)$", "", name.partition(":")[2])
+        assert {own, f"{own}_total"} & told, f"docs/serving.md doesn't tell of {name}"
