@@ -183,6 +183,55 @@ def test_every_span_of_many_requests_has_its_place(tmp_path: Path) -> None:
         _check_tree(collector)
 
 
+def test_who_leaves_from_the_queue_was_in_the_queue(smollm2_path: Path) -> None:
+    with collecting() as collector:
+        flags = ("--max-num-seqs", "1", "--otlp-endpoint", collector.url, "--max-model-len", "2048")
+        with serving(*flags, "--log-json") as server:
+            long = {"prompt": "abc", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+            url = f"{server.url}/v1/completions"
+            with httpx.stream("POST", url, json=long, timeout=60) as running:
+                lines = running.iter_lines()
+                next(lines)
+                with pytest.raises(httpx.ReadTimeout):
+                    httpx.post(url, json={"prompt": "cab"}, timeout=0.3)
+            deadline = time.monotonic() + 10
+            while server.metric("vllm:request_success_total", finished_reason="abort") < 2:
+                assert time.monotonic() < deadline
+            assert server.stop() == 0
+            (line,) = [line for line in _lines(server) if line.get("output_tokens") == 0]
+        spans = collector.spans()
+    assert 0.2 < line["queue_seconds"] < 5 and "prefill_seconds" not in line
+    first, second = sorted((s for s in spans if s.kind == SERVER_KIND), key=lambda s: s.begin)
+    assert {s.name for s in spans if s.parent == first.id} == {"queue", "prefill", "decode"}
+    (queue,) = [s for s in spans if s.parent == second.id]
+    assert queue.name == "queue" and second.begin <= queue.begin < queue.end <= second.end
+    assert queue.seconds == pytest.approx(line["queue_seconds"], abs=1e-5)
+    assert second.attributes["error.type"] == "client_disconnected"
+
+
+def test_refusals_have_their_id_in_the_log_too(tmp_path: Path) -> None:
+    flags = (*_tiny(tmp_path), "--log-json", "--api-key", "key", "--max-body-bytes", "1000")
+    with serving(*flags) as server:
+        url = f"{server.url}/v1/completions"
+        key = {"Authorization": "Bearer key"}
+        for number, (headers, body, method, status) in enumerate(
+            (
+                ({}, b"{}", "POST", 401),
+                (key, b"{}", "POST", 400),
+                (key, b" " * 2000, "POST", 413),
+                (key, b"", "GET", 405),
+            )
+        ):
+            headers = headers | {"x-request-id": f"refused-{number}"}
+            answer = httpx.request(method, url, content=body, headers=headers)
+            assert answer.status_code == status
+            assert answer.headers["x-request-id"] == f"refused-{number}"
+        assert server.stop() == 0
+        logged = {line.get("request_id"): line.get("status") for line in _lines(server)}
+        wanted = [401, 400, 413, 405]
+        assert [logged[f"refused-{number}"] for number in range(4)] == wanted
+
+
 def _check_tree(collector: Collector) -> None:
     spans = collector.spans()
     own = {span.id: span for span in spans if span.kind == SERVER_KIND}

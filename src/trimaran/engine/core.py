@@ -13,7 +13,7 @@ from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
-from trimaran.core.outputs import SequenceDelta
+from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32, SamplingBatch
@@ -280,6 +280,11 @@ class EngineCore:
         """Those in a step that have not ended."""
         found = (self._generations.get(sequence) for sequence in step.chosen.sequences)
         return list(dict.fromkeys(generation.live for generation in found if generation))
+
+    def metrics_of(self, request_id: str) -> RequestMetrics | None:
+        """The times so far of a request that has not ended; may be read on any thread."""
+        live = self._live.get(request_id)
+        return None if live is None else live.metrics
 
     def is_live(self, request_id: str) -> bool:
         """Whether the request was taken in and has not ended."""

@@ -31,7 +31,7 @@ class Part:
     """One of the engine's requests behind an HTTP request: one a prompt.
 
     Attributes:
-        phases: queue, prefill and decode, as far as it got and a delta has told.
+        phases: queue, prefill and decode, as far as it got; the last one ends where it did.
         first_token: when it came, on the engine's clock.
     """
 
@@ -80,9 +80,13 @@ class Record:
         """A time of the engine's clock as nanoseconds since 1970, in line with `began_ns`."""
         return self.began_ns + round((engine_time + self._offset - self._began) * 1e9)
 
-    def ended(self, stream: RequestStream) -> None:
-        """One of the engine's requests has ended, or its client has left."""
-        metrics = stream.metrics
+    def ended(self, stream: RequestStream, metrics: RequestMetrics | None, now: float) -> None:
+        """One of the engine's requests has ended, or its client has left.
+
+        Args:
+            metrics: its times, as far as it got; None where the engine has not seen it.
+            now: on the engine's clock.
+        """
         self.parts.append(
             Part(
                 stream.request.id,
@@ -91,7 +95,7 @@ class Record:
                 metrics.cached_tokens if metrics else 0,
                 metrics.preemptions if metrics else 0,
                 (stream.finish_reason or FinishReason.ABORT).value,
-                () if metrics is None else _phases(metrics),
+                () if metrics is None else _phases(metrics, now),
                 None if metrics is None else metrics.first_token,
             )
         )
@@ -116,15 +120,16 @@ class Record:
         return found | {"finish_reason": ",".join(reasons)}
 
 
-def _phases(metrics: RequestMetrics) -> tuple[Phase, ...]:
-    begin, first, end = metrics.first_scheduled, metrics.first_token, metrics.finished
+def _phases(metrics: RequestMetrics, now: float) -> tuple[Phase, ...]:
+    end = metrics.finished or now
+    times = (metrics.arrival, metrics.first_scheduled, metrics.first_token)
     found: list[Phase] = []
-    if begin is not None:
-        found.append(Phase("queue", metrics.arrival, begin))
-        if first is not None:
-            found.append(Phase("prefill", begin, first))
-            if end is not None:
-                found.append(Phase("decode", first, end))
+    for i, name in enumerate(("queue", "prefill", "decode")):
+        begin = times[i]
+        if begin is None:
+            break
+        after = times[i + 1] if i < 2 else None
+        found.append(Phase(name, begin, end if after is None else after))
     return tuple(found)
 
 

@@ -261,7 +261,8 @@ class Service:
             self.metrics.ended(job.streams)
             if record is not None:
                 for stream in job.streams:
-                    record.ended(stream)
+                    metrics = stream.metrics or engine.core.metrics_of(stream.request.id)
+                    record.ended(stream, metrics, engine.core.clock.now())
             job.close()
             self.active -= len(prompts)
             self.finished += len(prompts)
