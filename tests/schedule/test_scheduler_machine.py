@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.scheduling import FakeEngine, contents, make_engine
+from support.scheduling import FakeEngine, contents, live_tokens, make_engine
 
 from trimaran.cache.hash_index import HashIndex, block_hash
 from trimaran.cache.manager import KVCacheManager
@@ -281,6 +281,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_sequences(self) -> None:
         scheduler = self.engine.scheduler
         scheduler._running.check()
+        assert scheduler.live_tokens() == live_tokens(self.kv)
         running, waiting = list(scheduler.running()), list(scheduler.waiting())
         live = [s for group in self.engine.live.values() for s in group]
         assert sorted(map(id, running + waiting)) == sorted(map(id, live))

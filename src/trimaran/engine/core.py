@@ -13,7 +13,7 @@ from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
-from trimaran.core.outputs import SequenceDelta
+from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32, SamplingBatch
@@ -281,6 +281,11 @@ class EngineCore:
         found = (self._generations.get(sequence) for sequence in step.chosen.sequences)
         return list(dict.fromkeys(generation.live for generation in found if generation))
 
+    def metrics_of(self, request_id: str) -> RequestMetrics | None:
+        """The times so far of a request that has not ended; may be read on any thread."""
+        live = self._live.get(request_id)
+        return None if live is None else live.metrics
+
     def is_live(self, request_id: str) -> bool:
         """Whether the request was taken in and has not ended."""
         return request_id in self._live
@@ -369,15 +374,16 @@ class EngineCore:
         finally:
             end = self.clock.now()
             self.metrics.forward_ended(end)
-            self._log(step, begin, end)
             if aside is not None:
                 aside.join()
             self._computing = False
         self.doing = Doing("sampling", step)
         ended = self._take_out_stopped()
         if logits is None:
+            self._log(step, begin, end)
             return self._fail_step(step, f"the step failed: {failure}")
         self.scheduler.commit(step)
+        self._log(step, begin, end)
         events = self._score_prompts(step, logits)
         ready = prepared[0]
         if ended or events or ready.forks:
@@ -390,6 +396,7 @@ class EngineCore:
     def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
         scheduler = self.scheduler
         pool = scheduler.kv.pool
+        self.metrics.step_tokens.observe(step.prefill_tokens + step.decode_tokens)
         self.steps.add(
             StepRecord(
                 self.metrics.steps,
@@ -401,6 +408,7 @@ class EngineCore:
                 scheduler.num_waiting,
                 pool.num_held,
                 pool.num_cached,
+                scheduler.live_tokens(),
             )
         )
 

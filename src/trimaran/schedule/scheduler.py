@@ -267,6 +267,10 @@ class Scheduler:
         """Those of the waiting that wait for blocks from a lower tier."""
         return 0 if self.loading is None else len(self.loading)
 
+    def live_tokens(self) -> int:
+        """Tokens whose KV lies in held blocks; shared ones count once."""
+        return self.kv.live_tokens(self._running.rows, self._running.computed)
+
     def running(self) -> Iterator[Sequence]:
         """Sequences that hold blocks, in order of admission."""
         return iter(self._running.sequences)
