@@ -87,7 +87,9 @@ def test_gelu_mul(row: tuple[int, float, int]) -> None:
             _native.gelu_mul(isa, gate, up, out)
             # An exponent of z is rounded relative to z: 2^-23 z of the result.
             tolerance = np.abs(expected) * (2e-6 * 40 + 1e-6 * np.abs(inner)) + 1e-30
-            assert (np.abs(out - expected) <= tolerance).all()
+            near = np.isfinite(expected.astype(np.float32))  # beyond that it is infinite
+            np.testing.assert_array_equal(out[~near], expected[~near].astype(np.float32))
+            assert (np.abs(out[near] - expected[near]) <= tolerance[near]).all()
             results[isa] = out
     assert equal_where_fused(results)
 
