@@ -137,10 +137,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(  # type: ignore[no-untyped-def]
         self, prompt, n, salt, adapter, retention, scored, more, priority, slo, times
     ):
+        prompt = prompt[: self.capacity]
+        if self.promises:  # as an engine sees to, no sequence is longer than the cache
+            more = min(more, max(1, self.capacity - len(prompt)))
         for _ in range(times):  # equal prompts are computed at the same time
             try:
                 added = self.engine.add(
-                    prompt[: self.capacity],
+                    prompt,
                     more,
                     n=min(n, self.seats),
                     salt=salt,
