@@ -27,10 +27,10 @@ OPEN_PATHS = frozenset(
 )
 """Asked for without a key: what a load balancer, Prometheus and a browser read first."""
 
-LARGEST_BODIES = 16
-"""Bodies of the largest size that may be on their way in at once..."""
+LARGEST_BODIES = 32
+"""Bodies of the largest size that are held at once..."""
 LEAST_TOTAL = 64 << 20
-"""...or, where a body is small, as many as fit these bytes."""
+"""...or, where that is less, as many as fit these bytes."""
 
 
 class RequestIds:
@@ -132,8 +132,8 @@ class Keys:
 class Bodies:
     """Reads the whole body of a request, within a size and a time, before its handler runs.
 
-    What has come of all bodies together is bounded too: else a thousand clients that each
-    leave out the last byte would hold a thousand times the size of one.
+    What has come of all bodies whose requests aren't answered is bounded too: else a thousand
+    clients that each leave out the last byte would hold a thousand times the size of one.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
@@ -163,7 +163,10 @@ class Bodies:
             taken = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._app(scope, replay, send)
+        try:
+            await self._app(scope, replay, send)
+        finally:
+            self._total -= len(body)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         length = _header(scope, b"content-length")
@@ -171,6 +174,7 @@ class Bodies:
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
+        whole = False
         try:
             async with asyncio.timeout(self._seconds):
                 while True:
@@ -186,6 +190,7 @@ class Bodies:
                         raise _too_many()
                     parts.append(part)
                     if not message.get("more_body", False):
+                        whole = True
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(
@@ -195,7 +200,8 @@ class Bodies:
                 headers={"connection": "close"},
             ) from None
         finally:
-            self._total -= size
+            if not whole:
+                self._total -= size
 
     def _too_large(self) -> ApiError:
         return ApiError(
