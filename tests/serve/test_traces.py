@@ -226,7 +226,16 @@ def test_refusals_have_their_id_in_the_log_too(tmp_path: Path) -> None:
             answer = httpx.request(method, url, content=body, headers=headers)
             assert answer.status_code == status
             assert answer.headers["x-request-id"] == f"refused-{number}"
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.settimeout(5)
+            client.sendall(b"nonsense\r\n\r\n")
+            told = re.search(rb"400 .*x-request-id: (\w+)", client.recv(1000), re.DOTALL)
+        assert told is not None
         assert server.stop() == 0
+        assert [
+            line["status"] for line in _lines(server) if line.get("request_id") == told[1].decode()
+        ] == [400]
         logged = {line.get("request_id"): line.get("status") for line in _lines(server)}
         wanted = [401, 400, 413, 405]
         assert [logged[f"refused-{number}"] for number in range(4)] == wanted

@@ -180,6 +180,7 @@ def _uvicorn_config(service: Service, traces: Traces | None) -> uvicorn.Config:
                 config.max_connections,
                 config.header_timeout,
                 config.write_timeout,
+                config.access_log,
             ),
             lifespan="off",
             log_config=None,
