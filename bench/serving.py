@@ -201,7 +201,7 @@ def _llama_cpp(sequences: int) -> tuple[list[str], str, dict[str, str]]:
         "p.model.path = sys.argv[1]; p.n_parallel = n; p.n_ctx = n * 512\n"
         "p.cpuparams.n_threads = p.cpuparams_batch.n_threads = int(sys.argv[3])\n"
         "p.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED\n"
-        "p.hostname = '127.0.0.1'; p.port = 8197; p.verbosity = -1\n"
+        "p.hostnames = ['127.0.0.1']; p.port = 8197; p.verbosity = -1\n"
         "s = xllamacpp.Server(p); print('listening', s.listening_address, flush=True)\n"
         "time.sleep(1e6)\n"
     )
