@@ -23,12 +23,14 @@ from trimaran.core.request import Request, Sequence
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.schedule.scheduler import Scheduler
 
-SIZES = (1, 32, 64, 256, 1024)
+SIZES = (1, 32, 256, 1024, 4096)
 
 
 def decoding(count: int, options: dict[str, Any]) -> Scheduler:
     """A scheduler with `count` sequences whose prompts are computed."""
-    config = EngineConfig(max_num_seqs=count, max_num_batched_tokens=max(2048, count), **options)
+    config = EngineConfig(
+        max_num_seqs=count, max_num_batched_tokens=min(1 << 20, max(2048, 320 * count)), **options
+    )
     kv = KVCacheManager(count * 40 + 40, config.block_size, config.prefix_cache)
     scheduler = Scheduler(config, kv, SystemClock())
     for number in range(count):

@@ -4,10 +4,12 @@
 
 So many requests decode at once, each streamed by an asyncio task of its own that reads every
 delta. Only steps in which all of them decode count. Reported are the median and the 99th
-percentile of the gap, the median length of a forward, and the tokens a second over all.
+percentile of the gap, the median of the engine thread's CPU time in it (which other work on the
+machine doesn't lengthen), the median length of a forward, and the tokens a second over all.
 
-With --against, the `src` folders of other versions take turns with this one, each run in a
-process of its own, `--pairs` times in a row; their figures are over all runs.
+Three take turns, each run in a process of its own, `--pairs` times in a row; their figures are
+over all runs: this version, the same with nothing done while the back end computes ("serial"),
+and with --against the `src` folders of other versions.
 """
 
 from __future__ import annotations
@@ -20,29 +22,36 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = str(Path(__file__).resolve().parent.parent / "src")
 
 
-def measure(model: str, running: int, steps: int, temperature: float) -> dict[str, Any]:
+def measure(
+    model: str, running: int, steps: int, temperature: float, serial: bool
+) -> dict[str, Any]:
     """Gaps and forwards of one run, seconds; in this process, with whatever is imported."""
     from trimaran import AsyncEngine, SamplingParams
     from trimaran.core.config import EngineConfig
+    from trimaran.engine import async_engine
     from trimaran.engine.factory import load_engine
 
+    if serial:
+        thread = async_engine.EngineThread
+        async_engine.EngineThread = partial(thread, overlap=False)  # type: ignore[misc,assignment]
     config = EngineConfig(max_num_seqs=running, max_model_len=512)
     core = load_engine(model, config).core
-    times: list[tuple[int, float, float]] = []
+    times: list[tuple[int, float, float, float, float]] = []
     run = core.backend.run
 
     def timed(plan: Any) -> Any:
-        begin = time.perf_counter()
+        begin, own = time.perf_counter(), time.thread_time()
         logits = run(plan)
-        times.append((plan.rows, begin, time.perf_counter()))
+        times.append((plan.rows, begin, time.perf_counter(), own, time.thread_time()))
         return logits
 
     core.backend.run = timed  # type: ignore[method-assign]
@@ -59,22 +68,24 @@ def measure(model: str, running: int, steps: int, temperature: float) -> dict[st
             await asyncio.gather(*(one(engine, i) for i in range(running)))
 
     asyncio.run(main())
-    gaps, forwards, spans = [], [], []
+    gaps, forwards, spans, own = [], [], [], []
     for before, after in itertools.pairwise(times[5:]):
         if before[0] == after[0] == running:
             gaps.append(after[1] - before[2])
             forwards.append(after[2] - after[1])
             spans.append(after[2] - before[2])
-    return {"gaps": gaps, "forwards": forwards, "spans": spans}
+            own.append(after[3] - before[4])
+    return {"gaps": gaps, "forwards": forwards, "spans": spans, "own": own}
 
 
 def run_in(source: str, args: argparse.Namespace, running: int) -> dict[str, Any]:
-    """`measure` in a process that imports the package from `source`."""
+    """`measure` in a process that imports the package from `source`, or from here serially."""
     steps = args.steps or {1: 300}.get(running, max(40, 2400 // running))
-    task = json.dumps([args.model, running, steps, args.temperature])
+    serial = source == "serial"
+    task = json.dumps([args.model, running, steps, args.temperature, serial])
     done = subprocess.run(
         [sys.executable, __file__, "--task", task],
-        env=os.environ | {"PYTHONPATH": source},
+        env=os.environ | {"PYTHONPATH": HERE if serial else source},
         stdout=subprocess.PIPE,
         check=True,
         text=True,
@@ -96,8 +107,9 @@ def main() -> None:
     if args.task:
         print(json.dumps(measure(*json.loads(args.task))))
         return
-    sources = [str(ROOT / "src"), *args.against]
-    print(f"{'running':>7} {'gap p50':>9} {'gap p99':>9} {'forward':>9} {'tokens/s':>9}  source")
+    sources = [HERE, "serial", *args.against]
+    columns = ("gap p50", "gap p99", "gap CPU", "forward", "tokens/s")
+    print(f"{'running':>7}", *(f"{name:>9}" for name in columns), " source")
     for running in args.running:
         found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
         for pair in range(args.pairs):
@@ -107,10 +119,11 @@ def main() -> None:
             gaps = np.concatenate([run["gaps"] for run in runs]) * 1e6
             forwards = np.concatenate([run["forwards"] for run in runs]) * 1e3
             spans = np.concatenate([run["spans"] for run in runs])
+            own = np.concatenate([run["own"] for run in runs]) * 1e6
             rate = running / float(np.median(spans))
             print(
                 f"{running:>7} {np.median(gaps):>6.0f} us {np.quantile(gaps, 0.99):>6.0f} us"
-                f" {np.median(forwards):>6.2f} ms {rate:>9.0f}  {source}"
+                f" {np.median(own):>6.0f} us {np.median(forwards):>6.2f} ms {rate:>9.0f}  {source}"
             )
 
 

@@ -79,6 +79,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.copied: dict[Sequence, int] = {}
         self.new: set[Sequence] = set()  # admitted, not yet in a step
         self.closed: set[Sequence] = set()
+        self.past: list[list[int]] = []
         self.uses = self.names = 0
         self.now = 0.0
         evict = self.index.evict
@@ -129,6 +130,9 @@ class IndexMachine(RuleBasedStateMachine):
     # ------------------------------------------------------------------ what can happen
 
     def prompt(self, data: st.DataObject) -> list[int]:
+        if self.past and data.draw(st.booleans()):  # a next turn
+            past = data.draw(st.sampled_from(self.past[-4:]))
+            return past + data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
         length = self.size * 3 + self.size // 2
         begin = stem(data.draw(st.integers(0, 2)), length)[: data.draw(st.integers(0, length))]
         return begin + data.draw(st.lists(st.integers(0, 3), min_size=not begin, max_size=3))
@@ -298,6 +302,8 @@ class IndexMachine(RuleBasedStateMachine):
             if self.kv.pool.references(block) == 1 and block in self.stored:
                 self.use(block)
         self.kv.release(sequence, sound=sound)
+        if tokens:
+            self.past.append(list(tokens))
         self.sequences.remove(sequence)
         self.new.discard(sequence)
         self.closed.discard(sequence)

@@ -24,9 +24,10 @@ EVERY_FLAG = """
     --preset vllm --backend native --weights int8 --kv int8 --isa avx2 --no-build-cache
     --threads 3 --max-model-len 99
     --block-size 8 --kv-cache-bytes 3MiB --kv-memory-fraction 0.25
+    --kv-host-bytes 0 --kv-disk-path none --kv-disk-bytes 5MiB --kv-events none
     --max-num-seqs 5 --max-num-batched-tokens 77 --no-prefix-cache
     --index hash --order fcfs --chunking fixed --chunk-size 512
-    --capacity max-utilization --engine-seed 11
+    --capacity max-utilization --max-waiting 9 --step-timeout 2.5 --engine-seed 11
     --n 2 --temperature 0.5 --top-k 7 --top-p 0.9 --min-p 0.1
     --repetition-penalty 1.5 --presence-penalty -0.5 --frequency-penalty 0.25
     --logit-bias 5=-1.5 --logit-bias 6=2 --seed 4 --logprobs 1 --prompt-logprobs 0
@@ -74,10 +75,13 @@ def test_every_flag_reaches_its_field() -> None:
         block_size=8,
         kv_cache_bytes=3 << 20,
         kv_memory_fraction=0.25,
+        kv_disk_bytes=5 << 20,
         max_num_seqs=5,
         max_num_batched_tokens=77,
         prefix_cache=False,
         chunk_size=512,
+        max_waiting=9,
+        step_timeout=2.5,
         seed=11,
     )
     assert SamplingParams.from_mapping(sampling) == SamplingParams(
@@ -101,6 +105,15 @@ def test_every_flag_reaches_its_field() -> None:
         include_stop_str_in_output=True,
         skip_special_tokens=False,
     )
+
+
+def test_texts_reach_their_fields() -> None:
+    words = ["--kv-disk-path", "/a b", "--kv-events", "tcp://*:1,topic=x", "--kv-host-bytes", "1G"]
+    assert engine_options(parse(*words)) == {
+        "kv_disk_path": "/a b",
+        "kv_events": "tcp://*:1,topic=x",
+        "kv_host_bytes": 1 << 30,
+    }
 
 
 def test_none_lifts_a_limit() -> None:

@@ -150,3 +150,13 @@ def test_an_error() -> None:
     assert to_json(record) == (
         '{"id": "x", "line": 2, "error": {"type": "RequestError", "message": "no"}}'
     )
+
+
+def test_priority_and_class_of_a_request() -> None:
+    ask = parse_line('{"prompt": "a", "priority": -3, "slo": "batch"}', 1, {})
+    assert (ask.priority, ask.slo) == (-3, "batch")
+    plain = parse_line('{"prompt": "a"}', 1, {})
+    assert (plain.priority, plain.slo) == (0, "standard")
+    assert "slo is 'fast'; give one of interactive" in str(refusal({"prompt": "a", "slo": "fast"}))
+    for bad in ("high", 1.5, True, None):
+        assert "priority is" in str(refusal({"prompt": "a", "priority": bad}))

@@ -56,6 +56,9 @@ BAD = [
     {"index": "radix", "prefix_cache": False},
     {"chunking": "fine", "chunk_size": 64},
     {"order": "longest-prefix", "chunking": "static"},
+    {"kv_host_bytes": 1 << 20, "prefix_cache": False},
+    {"kv_disk_path": "blocks", "prefix_cache": False},
+    {"kv_events": "tcp://*:5557", "prefix_cache": False},
 ]
 
 

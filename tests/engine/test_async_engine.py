@@ -12,6 +12,7 @@ from trimaran.compute.native.backend import NativeBackend
 from trimaran.compute.reference.backend import ReferenceBackend
 from trimaran.core.errors import EngineClosedError, RequestError, RequestFailedError
 from trimaran.core.request import FinishReason
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.step_plan import StepPlan
@@ -149,5 +150,45 @@ def test_a_loop_that_is_never_idle_leaves_the_engine_its_turn() -> None:
                     pass
                 await asyncio.sleep(0)
             assert task.done()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_the_prefix_cache_can_be_looked_into_and_reset(index: str) -> None:
+    prompt = list(range(40))
+
+    async def main() -> None:
+        async with AsyncEngine(make_core(index=index)) as engine:
+            kept = Retention(80, seconds=60.0)
+            for salt in ("", "secret", "secret"):
+                await engine.generate(prompt, PARAMS, cache_salt=salt, retention=kept)
+            report = await engine.inspect_prefix_cache()
+            assert [own.hits for own in report.namespaces] == [0, 1]
+            assert "secret" not in repr(report)
+            assert report.hit_tokens == (39 if index == "radix" else 32)
+            assert report.free + report.held + report.cached == report.total
+            engine.reset_prefix_cache()
+            report = await engine.inspect_prefix_cache(top=0)
+            assert (report.cached, report.namespaces, report.hottest) == (0, [], [])
+            assert (await engine.generate(prompt, PARAMS)).cached_tokens == 0
+            with pytest.raises(RequestError, match="retention is 80"):
+                await engine.generate(prompt, PARAMS, retention=80)  # type: ignore[arg-type]
+        with pytest.raises(EngineClosedError):
+            await engine.inspect_prefix_cache()
+
+    asyncio.run(main())
+
+
+def test_who_asks_and_goes_away_or_asks_badly_hurts_nobody() -> None:
+    async def main() -> None:
+        async with AsyncEngine(make_core()) as engine:
+            for _ in range(20):
+                task = asyncio.create_task(engine.inspect_prefix_cache())
+                await asyncio.sleep(0)
+                task.cancel()
+            with pytest.raises(TypeError):
+                await engine.inspect_prefix_cache("ten")  # type: ignore[arg-type]
+            assert (await engine.generate([1, 2], PARAMS)).outputs[0].token_ids
 
     asyncio.run(main())

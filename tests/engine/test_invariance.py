@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from trimaran import LLM, RequestOutput, SamplingParams
+from trimaran.core.config import CHUNKINGS, ORDERS
+from trimaran.core.presets import PRESETS
 
 TEXT = (
     "The harbour master kept two ledgers. In the first he wrote the name of every ship, the"
@@ -125,3 +127,46 @@ def test_preempted_and_resumed(
         outputs = llm.generate(prompts, SAMPLED)
         assert sum(o.metrics.preemptions for o in outputs if o.metrics) > 0
         same(outputs[5], alone[1])
+
+
+POLICIES: list[dict[str, Any]] = [
+    *({"preset": name} for name in PRESETS),
+    *({"order": name} for name in ORDERS),
+    *({"chunking": name, "max_num_batched_tokens": 96} for name in CHUNKINGS),
+    {"chunking": "fine", "order": "weighted-shortest", "capacity": "no-evict"},
+    {"chunking": "whole", "order": "longest-prefix", "index": "radix", "block_size": 4},
+    {"chunk_size": 29, "order": "priority", "capacity": "no-evict", "block_size": 8},
+]
+
+
+@pytest.mark.parametrize(
+    "options", POLICIES, ids=lambda options: "-".join(map(str, options.values()))
+)
+def test_under_every_policy(
+    smollm2_path: Path, policy_alone: Alone, options: dict[str, Any]
+) -> None:
+    """Room for a third of them, so that some wait, and some are preempted where they can be."""
+    prompts = company(17)
+    prompts[5:5] = [TEXT, TEXT]
+    others = SamplingParams(temperature=0.7, seed=1, max_tokens=30, ignore_eos=True)
+    params = [others] * 17
+    params[5:5] = [PARAMS, SAMPLED]
+    classes = ["interactive", "standard", "batch"]
+    with engine(
+        smollm2_path, weights="as-is", max_num_seqs=6, max_model_len=256,
+        kv_cache_bytes=704 * KV_BYTES, **options,
+    ) as llm:  # fmt: skip
+        outputs = llm.generate(
+            prompts, params,
+            priority=[number % 3 for number in range(19)],
+            slo=[classes[number % 3] for number in range(19)],
+        )  # fmt: skip
+        assert llm.objective().requests == 19
+    for output, expected in zip(outputs[5:7], policy_alone, strict=True):
+        same(output, expected)
+
+
+@pytest.fixture(scope="module")
+def policy_alone(smollm2_path: Path) -> tuple[RequestOutput, RequestOutput]:
+    with engine(smollm2_path, weights="as-is", prefix_cache=False, threads=1) as llm:
+        return llm.generate(TEXT, PARAMS)[0], llm.generate(TEXT, SAMPLED)[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.processes import in_fork
 
-from trimaran import LLM, SamplingParams
+from trimaran import LLM, Retention, SamplingParams
 from trimaran.core.errors import (
     ConfigError,
     EngineClosedError,
@@ -62,6 +62,19 @@ def test_text_ids_and_lists_of_either(llm: LLM) -> None:
     assert answers[1][0].prompt is None
     assert answers[1][0].prompt_token_ids == ids
     assert llm.generate([], GREEDY) == []
+
+
+def test_the_prefix_cache_can_be_looked_into_and_reset(llm: LLM) -> None:
+    text = "The lighthouse at the end of the pier had been dark for a year when we came, and " * 3
+    for _ in range(2):
+        output = llm.generate(text, GREEDY, cache_salt="mine", retention=Retention(90))[0]
+    report = llm.inspect_prefix_cache()
+    own = next(part for part in report.namespaces if part.salt)
+    assert own.hits == 1
+    assert output.cached_tokens in {hot.tokens for hot in report.hottest}
+    assert "mine" not in repr(report)
+    llm.reset_prefix_cache()
+    assert llm.inspect_prefix_cache().namespaces == []
 
 
 def test_the_text_is_the_decoded_tokens(llm: LLM) -> None:
@@ -167,3 +180,26 @@ def test_a_fork_is_refused_and_makes_its_own(llm: LLM, smollm2_path: Path) -> No
 
     assert in_fork(in_child) == "True"
     assert llm.chat(QUESTION, GREEDY)[0].text == answer
+
+
+def test_started_requests_share_steps_whoever_reads_them(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    before = llm._core.metrics.steps
+    streams = [llm.start(f"{number} ships", params, priority=number) for number in range(8)]
+    texts = ["".join(delta.text for delta in stream) for stream in reversed(streams)]
+    assert llm._core.metrics.steps - before < 2 * 20, "they were computed one after the other"
+    alone = llm.generate([f"{number} ships" for number in range(8)], params)
+    assert texts[::-1] == [output.text for output in alone]
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_a_started_request_that_is_let_go_of_is_aborted(llm: LLM, how: str) -> None:
+    stream = llm.start("Once", SamplingParams(max_tokens=None, ignore_eos=True))
+    next(stream)
+    if how == "close":
+        stream.close()
+        stream.close()
+        assert list(stream) == []
+    del stream
+    llm.generate("Twice", SamplingParams(max_tokens=1))
+    assert not llm._core._live

@@ -35,6 +35,7 @@ from trimaran.cache.prefix_index import Cursor, Match, Piece
 from trimaran.core.namespace import Namespace
 
 _WIDTH = array("i").itemsize  # bytes of a token
+_AT_ONCE = 8  # blocks whose tokens are made bytes together: what is read ahead is little
 
 
 class _Node:
@@ -103,9 +104,13 @@ class RadixIndex:
             return Match(0, blocks, cursor)
         size, full = self._block_size, self._full
         length, source = 0, None  # of the block in which the match ends
-        for start in range(0, limit, size):
-            page = _bytes(tokens[start : min(start + size, limit)])
-            below, length = _descend(node, page)
+        for page in _pages(tokens, limit, size):
+            children = node.children
+            below = None if children is None else children.get(page[:_WIDTH])
+            if below is not None and below.run == page:  # the usual case: one run, a whole block
+                length = len(page)
+            else:
+                below, length = _descend(node, page)
             if length == full:
                 assert below.block is not None
                 blocks.append(below.block)
@@ -347,6 +352,15 @@ def _below(root: _Node) -> Iterator[tuple[_Node, int]]:
             yield node, end
         for child in (node.children or {}).values():
             waiting.append((child, end + len(child.run) // _WIDTH))
+
+
+def _pages(tokens: Sequence[int], limit: int, size: int) -> Iterator[bytes]:
+    """The tokens of each block of `tokens[:limit]`, the last one perhaps not full."""
+    stride, full = size * _AT_ONCE, size * _WIDTH
+    for start in range(0, limit, stride):
+        part = _bytes(tokens[start : min(start + stride, limit)])
+        for at in range(0, len(part), full):
+            yield part[at : at + full]
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:

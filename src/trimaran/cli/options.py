@@ -114,13 +114,17 @@ def _kind(cls: type, name: str, hint: object, default: object) -> dict[str, Any]
         return {"action": "append"} | _LISTS[name]
     if hint is bool:  # one flag, for what isn't the default
         return {"action": "store_false" if default else "store_true"}
+    if name == "block_size":
+        return {"metavar": "N", "type": lambda text: 0 if text == "auto" else _whole(text)}
     if name in _CHOICES:
         number = isinstance(_CHOICES[name][0], int)
         return {"metavar": "N", "type": _whole} if number else {"metavar": "NAME"}
     if hint is float:
         return {"metavar": "X", "type": _number}
+    if float in get_args(hint):
+        return {"metavar": "X", "type": _or_none(_number)}
     if name in _TEXTS:
-        return {"metavar": _TEXTS[name]}
+        return {"metavar": _TEXTS[name], "type": _text_or_none}
     read = size if name.endswith("_bytes") else _whole
     metavar = "SIZE" if read is size else "N"
     return {"metavar": metavar, "type": _or_none(read) if type(None) in get_args(hint) else read}
@@ -187,8 +191,12 @@ def _number(text: str) -> float:
     return float(_read(text, float, "a number"))
 
 
-def _or_none(read: Callable[[str], int]) -> Callable[[str], int | None]:
+def _or_none(read: Callable[[str], float]) -> Callable[[str], float | None]:
     return lambda text: None if text == "none" else read(text)
+
+
+def _text_or_none(text: str) -> str | None:
+    return None if text == "none" else text
 
 
 def _ids(text: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from trimaran.core.outputs import RequestOutput, SequenceDelta
@@ -27,8 +27,7 @@ class Running:
         self._collector = OutputCollector("", text, ids, ask.params.n)
         self._start = time.perf_counter()
         self._first = self._last = 0.0
-        stream = llm.stream(ids, ask.params, priority=ask.priority, slo=ask.slo)
-        self._deltas = cast("Generator[SequenceDelta]", stream)
+        self._deltas = llm.start(ids, ask.params, priority=ask.priority, slo=ask.slo)
 
     def texts(self) -> Iterator[str]:
         """The answer's text as it comes, which may be empty, once a step.

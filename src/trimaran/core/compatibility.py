@@ -58,6 +58,16 @@ CONFLICTS = (
         "who waits for a prefix to be computed would miss the whole batch; give another order,"
         " or another chunking",
     ),
+    *(
+        Conflict(
+            option,
+            bool,
+            "prefix_cache",
+            lambda value: not value,
+            f"no block has a name; leave prefix_cache on, or {option} out",
+        )
+        for option in ("kv_host_bytes", "kv_disk_path", "kv_events")
+    ),
 )
 
 

@@ -18,7 +18,8 @@ WEIGHTS = ("as-is", "bf16", "int8", "int4")
 KV_FORMATS = ("bf16", "int8")
 KV_CHOICES = ("auto", *KV_FORMATS)
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
-BLOCK_SIZES = (4, 8, 16, 32)
+BLOCK_SIZES = (0, 4, 8, 16, 32)
+"""0 is "auto"."""
 INDICES = ("hash", "radix")
 ORDERS = ("fcfs", "priority", "longest-prefix", "weighted-shortest")
 CHUNKINGS = ("static", "whole", "fixed", "fine")
@@ -61,7 +62,8 @@ class EngineConfig:
             mask and its cgroups' quota.
         max_model_len: longest prompt + output in tokens; None takes the model's own, or
             less where the KV cache could not hold one such sequence.
-        block_size: tokens in a KV block.
+        block_size: tokens in a KV block, 4, 8, 16 or 32; "auto" (or 0) takes the largest that
+            wastes little with the lengths that the model's sequences had before.
         kv_cache_bytes: memory for the KV cache; None sizes it by `kv_memory_fraction`.
         kv_memory_fraction: share of the memory that is free after the weights are loaded
             which the KV cache may take.
@@ -92,6 +94,10 @@ class EngineConfig:
             as the step has.
         capacity: who may hold blocks: "max-utilization" (who fits now; preempt and recompute
             when blocks run out) or "no-evict" (whose longest output is sure to fit).
+        max_waiting: requests that may wait for one of the max_num_seqs seats; one more is
+            refused as busy, with a hint when to try again. None is no limit.
+        step_timeout: seconds after which a step that hasn't returned fails its requests, and
+            a scheduler that gets nowhere those that it doesn't serve; None waits for ever.
         seed: from which requests without a seed of their own draw theirs.
     """
 
@@ -118,6 +124,8 @@ class EngineConfig:
     chunking: str = "fixed"
     chunk_size: int | None = None
     capacity: str = "max-utilization"
+    max_waiting: int | None = None
+    step_timeout: float | None = 300.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -125,6 +133,8 @@ class EngineConfig:
         _one_of("weights", self.weights, WEIGHTS)
         _one_of("kv", self.kv, KV_CHOICES)
         _one_of("isa", self.isa, ISAS)
+        if self.block_size == "auto":  # type: ignore[comparison-overlap]
+            object.__setattr__(self, "block_size", 0)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("index", self.index, INDICES)
         _one_of("order", self.order, ORDERS)
@@ -141,6 +151,9 @@ class EngineConfig:
             _in_range("max_model_len", self.max_model_len, 1, 1 << 24)
         if self.chunk_size is not None:
             _in_range("chunk_size", self.chunk_size, 1, 1 << 20)
+        if self.max_waiting is not None:
+            _in_range("max_waiting", self.max_waiting, 0, 1 << 30)
+        _check_seconds("step_timeout", self.step_timeout)
         if self.kv_cache_bytes is not None:
             _in_range("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 50)
         _in_range("kv_host_bytes", self.kv_host_bytes, 0, 1 << 50)
@@ -149,12 +162,6 @@ class EngineConfig:
             text = getattr(self, name)
             if text is not None and (not isinstance(text, str) or not text):
                 raise ConfigError(f"{name} is {text!r}; give a text that isn't empty, or None")
-        for name in ("kv_host_bytes", "kv_disk_path", "kv_events"):
-            if getattr(self, name) and not self.prefix_cache:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}, but prefix_cache is off, so no block has a"
-                    f" name; leave {name} out, or prefix_cache on"
-                )
         if not 0.0 < self.kv_memory_fraction <= 0.95:
             raise ConfigError(
                 f"kv_memory_fraction is {self.kv_memory_fraction}; give more than 0, at most 0.95"
@@ -199,3 +206,10 @@ def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
 def _in_range(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} is {value!r}; give a whole number from {low} to {high}")
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.01 <= value <= 1e6:
+        raise ConfigError(f"{name} is {value!r}; give 0.01 to 1000000 seconds, or None")

@@ -80,6 +80,20 @@ class EngineClosedError(TrimaranError):
     """The engine was closed, or its step loop died; no request can be taken."""
 
 
+class BusyError(TrimaranError):
+    """Too many requests wait already; nothing was taken in.
+
+    Attributes:
+        retry_after: seconds after which one more is likely to be taken.
+    """
+
+    retry_after: float = 1.0
+
+
+class EngineUnhealthyError(TrimaranError):
+    """A step hangs, so no request can be taken; the engine recovers once it returns."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A ' Did you mean …?' tail for an unknown `name`, or an empty string."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

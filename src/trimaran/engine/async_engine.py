@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +18,7 @@ from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector, sequences_left
 from trimaran.engine.core import EngineCore
+from trimaran.engine.health import EngineHealth
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
@@ -153,6 +153,8 @@ class AsyncEngine:
         Raises:
             RequestError: it could never be served.
             RequestFailedError: it failed while running.
+            BusyError: too many requests wait already; says when to try again.
+            EngineUnhealthyError: a step hangs.
             EngineClosedError: the engine takes no requests any more.
         """
         with self.start(
@@ -241,7 +243,7 @@ class AsyncEngine:
 
         Raises:
             RequestError: it could never be served; `prompt_logprobs` can't be had.
-            EngineClosedError: the engine takes no requests any more.
+            BusyError, EngineUnhealthyError, EngineClosedError: as `stream`.
         """
         return OpenRequest(
             self._thread,
@@ -256,19 +258,18 @@ class AsyncEngine:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
 
+    def health(self) -> EngineHealth:
+        """Whether requests are taken, and if not, why."""
+        return self._thread.health()
+
     async def ask(self, question: Callable[[EngineCore], Answer]) -> Answer:
         """What `question` finds between two steps; it runs on the engine's thread, so it must
-        be quick."""
-        answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        be quick.
 
-        def run(core: EngineCore) -> None:
-            try:
-                answer.set_result(question(core))
-            except Exception as error:
-                answer.set_exception(error)
-
-        self._thread.call(run)
-        return await asyncio.wrap_future(answer)
+        Raises:
+            EngineClosedError: the engine has ended.
+        """
+        return await asyncio.wrap_future(self._thread.ask(question))
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes that no request holds."""

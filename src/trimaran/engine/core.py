@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,14 +13,16 @@ from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
-from trimaran.core.outputs import SequenceDelta
+from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32, SamplingBatch
 from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
+from trimaran.engine.admission import Admission
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
 from trimaran.engine.generation import Generation, LiveRequest, take_token
+from trimaran.engine.lengths import LengthRecord, Lengths
 from trimaran.engine.metrics import EngineMetrics
 from trimaran.engine.sampling import Pick, choose, sampling_batch, score_picks
 from trimaran.engine.side_thread import Job, SideThread
@@ -43,6 +45,14 @@ class Prepared:
     picks: list[Pick]
     batch: SamplingBatch
     forks: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Doing:
+    """What the engine is at: "scheduling", or "computing" or "sampling" a step."""
+
+    what: str
+    step: ScheduledStep | None = None
 
 
 class EngineCore:
@@ -74,11 +84,18 @@ class EngineCore:
         self.wake: Callable[[], None] = lambda: None
         self.metrics = EngineMetrics()
         self.steps = StepLog()
+        self.lengths = Lengths()  # of the sequences that were answered
+        self.record: LengthRecord | None = None  # to which they are added at the end
         self._live: dict[str, LiveRequest] = {}
         self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
         self._generations: dict[Sequence, Generation] = {}
         self._stopped: list[Generation] = []  # by their text; the scheduler doesn't know yet
         self._computing = False
+        self._observed: tuple[ScheduledStep, float] | None = None  # the cost model hasn't yet
+        self.doing: Doing | None = None
+        self.on_step: Callable[[ScheduledStep], None] | None = None  # told before it is run
+        self.progress = 0  # changes when a step has brought some request further
+        self.admission = Admission(config.max_waiting, config.max_num_seqs)
         self._arrivals = itertools.count()
 
     # ------------------------------------------------------------------ requests
@@ -174,6 +191,11 @@ class EngineCore:
             RequestError: it could never be served.
         """
         self.check(request, complete=False)
+        if self.config.chunking == "static":
+            raise RequestError(
+                "chunking is 'static', whose batches would wait for a prompt that still arrives;"
+                " send the prompt at once, or use another chunking"
+            )
         live = self._start(request)
         sequence = live.generations[0].sequence
         sequence.open = True
@@ -211,11 +233,11 @@ class EngineCore:
         if not (sequence.tokens or live.held or ids):
             why = "the prompt has no tokens; give at least one"
             return self._end(live, FinishReason.ERROR, why)
+        del self._open[request_id]
+        sequence.open = False
         events = self._grow(live, live.held + ids)
         if events:
             return events
-        del self._open[request_id]
-        sequence.open = False
         live.complete(self.max_model_len)
         live.metrics.prompt_complete = self.clock.now()
         return []
@@ -237,6 +259,33 @@ class EngineCore:
         live = self._live.get(request_id)
         return [] if live is None else self._end(live, FinishReason.ABORT)
 
+    def fail(self, lives: Iterable[LiveRequest], why: str) -> list[Event]:
+        """Ends those of the requests that have not ended, as failed."""
+        return [
+            event
+            for live in lives
+            if live.request.id in self._live
+            for event in self._end(live, FinishReason.ERROR, why)
+        ]
+
+    def stuck(self) -> list[LiveRequest]:
+        """Those that wait for a step, and not for more of their prompts."""
+        return [
+            live
+            for live in tuple(self._live.values())
+            if live.request.id not in self._open or not live.generations[0].sequence.idle
+        ]
+
+    def requests_of(self, step: ScheduledStep) -> list[LiveRequest]:
+        """Those in a step that have not ended."""
+        found = (self._generations.get(sequence) for sequence in step.chosen.sequences)
+        return list(dict.fromkeys(generation.live for generation in found if generation))
+
+    def metrics_of(self, request_id: str) -> RequestMetrics | None:
+        """The times so far of a request that has not ended; may be read on any thread."""
+        live = self._live.get(request_id)
+        return None if live is None else live.metrics
+
     def is_live(self, request_id: str) -> bool:
         """Whether the request was taken in and has not ended."""
         return request_id in self._live
@@ -246,7 +295,7 @@ class EngineCore:
         """Whether a request waits for anything but more of its prompt."""
         if len(self._live) > len(self._open):
             return True
-        return any(not live.generations[0].sequence.idle for live in self._open.values())
+        return any(not live.generations[0].sequence.idle for live in tuple(self._open.values()))
 
     # ------------------------------------------------------------------ a step
 
@@ -270,6 +319,7 @@ class EngineCore:
             What happened, for `assemble`.
         """
         begin = self.clock.now()
+        self.doing = Doing("scheduling")
         try:
             step = self.scheduler.schedule()
         except CapacityError as error:  # one sequence has outgrown the cache
@@ -277,6 +327,7 @@ class EngineCore:
                 raise
             if meanwhile is not None:
                 meanwhile()  # in which it may turn out to have ended
+            self.doing = None
             live = self._live.get(error.request_id)
             return [] if live is None else self._end(live, FinishReason.ERROR, str(error))
         self.stalled = step is None
@@ -284,9 +335,14 @@ class EngineCore:
             if meanwhile is not None:
                 meanwhile()
             self.metrics.idle()
+            self.doing = None
             return []
         self.metrics.schedule_seconds.observe(self.clock.now() - begin)
-        return self._run(step, aside, meanwhile)
+        if self.on_step is not None:
+            self.on_step(step)
+        events = self._run(step, aside, meanwhile)
+        self.doing = None
+        return events
 
     def _run(
         self, step: ScheduledStep, aside: SideThread | None, meanwhile: Job | None
@@ -294,6 +350,9 @@ class EngineCore:
         prepared: list[Prepared] = []
 
         def job() -> None:
+            if self._observed is not None:
+                self.scheduler.observe(*self._observed)
+                self._observed = None
             prepared.append(self._prepare(step))
             if meanwhile is not None:
                 meanwhile()
@@ -301,6 +360,7 @@ class EngineCore:
         failure: Exception | None = None
         logits: Float32 | None = None
         self._computing = True
+        self.doing = Doing("computing", step)
         if aside is None:
             job()
         else:
@@ -314,25 +374,29 @@ class EngineCore:
         finally:
             end = self.clock.now()
             self.metrics.forward_ended(end)
-            self._log(step, begin, end)
             if aside is not None:
                 aside.join()
             self._computing = False
+        self.doing = Doing("sampling", step)
         ended = self._take_out_stopped()
         if logits is None:
+            self._log(step, begin, end)
             return self._fail_step(step, f"the step failed: {failure}")
         self.scheduler.commit(step)
+        self._log(step, begin, end)
         events = self._score_prompts(step, logits)
         ready = prepared[0]
         if ended or events or ready.forks:
             ready = self._changed(ready)
+        self._note_progress(step, ready)
         events += self._sample(step, logits, ready)
-        self.scheduler.observe(step, self.clock.now() - step.time)
+        self._observed = (step, self.clock.now() - step.time)
         return events
 
     def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
         scheduler = self.scheduler
         pool = scheduler.kv.pool
+        self.metrics.step_tokens.observe(step.prefill_tokens + step.decode_tokens)
         self.steps.add(
             StepRecord(
                 self.metrics.steps,
@@ -344,8 +408,20 @@ class EngineCore:
                 scheduler.num_waiting,
                 pool.num_held,
                 pool.num_cached,
+                scheduler.live_tokens(),
             )
         )
+
+    def _note_progress(self, step: ScheduledStep, ready: Prepared) -> None:
+        """Recomputing what was computed before and then lost is none."""
+        further = bool(ready.picks)
+        if not further:
+            for sequence in step.chosen.sequences:
+                generation = self._generations.get(sequence)
+                if generation is not None and sequence.computed > generation.furthest:
+                    generation.furthest = sequence.computed
+                    further = True
+        self.progress += further
 
     def _prepare(self, step: ScheduledStep) -> Prepared:
         """What sampling needs and the logits have no part in."""
@@ -433,6 +509,9 @@ class EngineCore:
         while self.services:
             self.services.pop().close()
         self.backend.close()
+        if self.record is not None:
+            self.record.add(self.lengths)
+            self.record = None
 
     # ------------------------------------------------------------------ prompt scores
 
@@ -490,6 +569,7 @@ class EngineCore:
     def _finish(self, generation: Generation, reason: FinishReason, now: float) -> None:
         """One sequence has ended, perhaps as the last of its request."""
         self.scheduler.finish(generation.sequence, reason)
+        self.lengths.add(generation.sequence.total)
         if generation.live.ended:
             self._forget(generation.live, now)
 
@@ -514,6 +594,7 @@ class EngineCore:
     def _forget(self, live: LiveRequest, now: float) -> None:
         if live.metrics.finished is None:
             live.metrics.finished = now
+        self.admission.ended(now)
         self._live.pop(live.request.id, None)
         self._open.pop(live.request.id, None)
         for generation in live.generations:

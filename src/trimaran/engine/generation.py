@@ -18,6 +18,7 @@ class Generation:
 
     Attributes:
         delivered: its last delta was made.
+        furthest: tokens computed at most so far; preemption doesn't lower it.
         last_token: when its last token was sampled, seconds on the engine's clock.
     """
 
@@ -26,6 +27,7 @@ class Generation:
     text: TextStream
     adjustments: Adjustments | None
     delivered: bool = False
+    furthest: int = 0
     last_token: float | None = None
 
     def note_token(self, now: float) -> None:

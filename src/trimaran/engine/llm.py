@@ -5,23 +5,26 @@ from __future__ import annotations
 import copy
 import itertools
 import queue
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trimaran.cache.inspection import CacheReport
 from trimaran.core.config import EngineConfig
-from trimaran.core.errors import ParameterError, RequestFailedError, TemplateError
+from trimaran.core.errors import BusyError, ParameterError, TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.slo import STANDARD, SloClass, slo_class
-from trimaran.engine.collector import OutputCollector, sequences_left
+from trimaran.engine.collector import OutputCollector
+from trimaran.engine.delta_stream import DeltaStream
 from trimaran.engine.factory import Phases, load_engine
+from trimaran.engine.health import EngineHealth
 from trimaran.engine.objective import Objective
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
-from trimaran.engine.thread import EngineThread
+from trimaran.engine.thread import EngineThread, Sink
 from trimaran.models.store import DEFAULT_MODEL
 from trimaran.models.tokenizer import Tokenizer
 
@@ -89,6 +92,10 @@ class LLM:
         """Back end, instruction set, threads, weight and KV types: plain JSON values."""
         return self._core.backend.describe()
 
+    def health(self) -> EngineHealth:
+        """Whether requests are taken, and if not, why."""
+        return self._thread.health()
+
     def objective(self) -> Objective:
         """What all requests that were answered so far cost, by SLO class (a copy)."""
         return copy.deepcopy(self._core.metrics.objective)
@@ -120,6 +127,8 @@ class LLM:
         Raises:
             RequestError: a prompt can never be served; none has been started then.
             RequestFailedError: a request failed while running; the others were aborted.
+            BusyError: other callers' requests wait already, as many as may. Prompts of one
+                call wait for each other, however many they are.
         """
         many = _as_list(prompts)
         params = _params_list(sampling_params, len(many))
@@ -169,6 +178,20 @@ class LLM:
         params = sampling_params or SamplingParams()
         return self._stream(self._request(ids, params, priority=priority, slo=slo))
 
+    def start(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        slo: Slo = STANDARD,
+    ) -> DeltaStream:
+        """Hands a prompt in at once, for deltas that are read later; `stream` hands it in when
+        its first delta is asked for."""
+        ids = prompt_ids(prompt, self.tokenizer)
+        params = sampling_params or SamplingParams()
+        return DeltaStream(self._thread, self._request(ids, params, priority=priority, slo=slo))
+
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[SequenceDelta]:
@@ -185,6 +208,11 @@ class LLM:
         return self._template.render(list(messages), add_generation_prompt=True)
 
     # ------------------------------------------------------------------ life
+
+    def step_cost(self) -> tuple[float, float, float, float, float]:
+        """What the engine has learnt of its steps: seconds a step, a row of a decode, a token of
+        a prompt, a position a decode attends to, and a pair of a prompt's (see `cost_model`)."""
+        return self._thread.ask(lambda core: core.scheduler.cost.coefficients).result()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes that no request holds."""
@@ -250,10 +278,10 @@ class LLM:
             for request, text in zip(requests, texts, strict=True)
         }
         unfinished = set(collectors)
+        left = deque(requests)
         try:
-            for request in requests:
-                self._thread.submit(request, inbox.put)
             while unfinished:
+                self._submit_some(left, len(unfinished) - len(left), inbox.put)
                 for delta in inbox.get():
                     collector = collectors[delta.request_id]
                     if not collector.add(delta):
@@ -267,6 +295,18 @@ class LLM:
                 self._thread.abort(request_id)
         return [collectors[request.id].result() for request in requests]
 
+    def _submit_some(self, left: deque[Request], running: int, sink: Sink) -> None:
+        """Hands in as many as may wait; the others once some of those `running` have ended."""
+        while left:
+            try:
+                self._thread.submit(left[0], sink)
+            except BusyError:
+                if running:
+                    return
+                raise
+            left.popleft()
+            running += 1
+
     def _stream(self, request: Request) -> Iterator[SequenceDelta]:
         """Refuses a bad request at once; hands it in when the iteration begins, so that one
         that never begins leaves nothing running."""
@@ -274,19 +314,11 @@ class LLM:
         return self._follow(request)
 
     def _follow(self, request: Request) -> Iterator[SequenceDelta]:
-        inbox: queue.SimpleQueue[list[SequenceDelta]] = queue.SimpleQueue()
-        self._thread.submit(request, inbox.put)
-        unfinished = request.params.n
+        deltas = DeltaStream(self._thread, request)
         try:
-            while unfinished:
-                for delta in inbox.get():
-                    unfinished = sequences_left(unfinished, delta)
-                    if delta.error is not None:
-                        raise RequestFailedError(f"request '{request.id}' failed: {delta.error}")
-                    yield delta
+            yield from deltas
         finally:
-            if unfinished:
-                self._thread.abort(request.id)
+            deltas.close()
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

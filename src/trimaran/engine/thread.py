@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import queue
 import sys
@@ -13,15 +14,20 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from trimaran.core.errors import EngineClosedError
+from trimaran.core.errors import BusyError, EngineClosedError, EngineUnhealthyError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.engine.assembly import Event
-from trimaran.engine.core import EngineCore
+from trimaran.engine.core import Doing, EngineCore
 from trimaran.engine.generation import LiveRequest
+from trimaran.engine.health import EngineHealth
 from trimaran.engine.side_thread import SideThread
+from trimaran.engine.watchdog import Watchdog
+
+log = logging.getLogger("trimaran")
 
 _SWITCH_SECONDS = 1e-4
+_HANGING_SECONDS = 5.0  # that closing waits for a step that hangs
 _STALLED_SECONDS = 0.01  # then a step is tried again, whoever forgot to wake the thread
 
 T = TypeVar("T")
@@ -38,8 +44,13 @@ class EngineThread:
     reason and later ones are refused with it.
 
     While the back end computes a step, a second thread makes the deltas of the step before and
-    delivers them (see `engine/assembly.py`). A process that is forked from this one doesn't
-    have the thread: there requests are refused, and an engine of its own is to be made.
+    delivers them (see `engine/assembly.py`). A third one watches (`engine/watchdog.py`). Where
+    a step hangs, its requests fail for their callers at once and no others are taken; what they
+    hold is freed when the step returns after all, and then the engine goes on with those that
+    wait.
+
+    A process that is forked from this one doesn't have the thread: there requests are refused,
+    and an engine of its own is to be made.
     """
 
     def __init__(self, core: EngineCore, *, overlap: bool = True) -> None:
@@ -56,7 +67,14 @@ class EngineThread:
         core.wake = lambda: self._inbox.put(_nothing)
         self._aside = SideThread("trimaran-text") if overlap else None
         self._thread = threading.Thread(target=self._run, name="trimaran-engine", daemon=True)
+        self._handed: dict[Request, Sink] = {}  # in the inbox
+        self._hang: str | None = None
+        self._hung: list[LiveRequest] = []  # failed for their callers, not yet ended
         self._thread.start()
+        timeout = core.config.step_timeout
+        self._watchdog = (
+            None if timeout is None else Watchdog(core, timeout, self._on_hang, self._on_stall)
+        )
         atexit.register(self.close)  # a step in native code must not outlive the interpreter
 
     def submit(self, request: Request, sink: Sink) -> None:
@@ -64,6 +82,8 @@ class EngineThread:
 
         Raises:
             RequestError: the request could never be served.
+            BusyError: too many wait already; says when to try again.
+            EngineUnhealthyError: a step hangs.
             EngineClosedError: the engine takes no requests any more, or not in this process.
         """
         self._hand_in(request, sink, complete=True)
@@ -72,7 +92,7 @@ class EngineThread:
         """Hands a request in whose prompt still arrives, by `extend` and `complete`.
 
         Raises:
-            RequestError, EngineClosedError: as `submit`.
+            TrimaranError: as `submit`.
         """
         self._hand_in(request, sink, complete=False)
 
@@ -102,6 +122,8 @@ class EngineThread:
         answer: Future[T] = Future()
 
         def run() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
             try:
                 answer.set_result(function(self.core))
             except Exception as error:  # the asker's, not the engine's
@@ -119,22 +141,39 @@ class EngineThread:
         atexit.unregister(self.close)
         self._inbox.put(_nothing)
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(None if self._hang is None else _HANGING_SECONDS)
+            if self._thread.is_alive():  # it can't be ended; its callers needn't wait for it
+                self._fail_all(f"the engine was closed while {self._hang}")
 
     @property
     def alive(self) -> bool:
         return self._death is None and not self._closing and not self._forked()
 
+    def health(self) -> EngineHealth:
+        """Whether requests are taken, and if not, why."""
+        if self._forked():
+            return EngineHealth(False, f"it runs in process {self._process}")
+        closing = "the engine is closing" if self._closing else None
+        reason = self._death or self._hang or closing
+        return EngineHealth(reason is None, reason or "")
+
     def _hand_in(self, request: Request, sink: Sink, complete: bool) -> None:
         self._refuse_if_forked()
         self.core.check(request, complete=complete)
-        self._enter(lambda: self._add(request, sink, complete))
 
-    def _enter(self, job: Callable[[], None]) -> None:
-        """Puts into the inbox what is sure to be run there."""
+        def register() -> None:
+            self._refuse_if_busy()
+            self._handed[request] = sink
+
+        self._enter(lambda: self._add(request, complete), register)
+
+    def _enter(self, job: Callable[[], None], register: Callable[[], None] | None = None) -> None:
+        """Puts into the inbox what is sure to be run there; what `register` raises, it's not."""
         self._refuse_if_forked()
         with self._lock:  # so that nothing enters the inbox after the last look at it
             self._refuse_if_closed()
+            if register is not None:
+                register()
             self._inbox.put(job)
 
     def _forked(self) -> bool:
@@ -154,6 +193,8 @@ class EngineThread:
                     events, self._events = self._events, []
                     deliver = partial(self._deliver, events) if events else None
                     self._events = self.core.compute(self._aside, deliver)
+                    if self._hang is not None:
+                        self._recover()
         except Exception as error:  # a bug: say so to everybody rather than hang
             why = f"the engine's step loop died: {type(error).__name__}: {error}"
         self._shut(why)
@@ -167,7 +208,18 @@ class EngineThread:
             while True:
                 self._inbox.get_nowait()()
 
-    def _add(self, request: Request, sink: Sink, complete: bool) -> None:
+    def _recover(self) -> None:
+        """What hung has returned: frees what its requests held."""
+        with self._lock:
+            hung, why = self._hung, self._hang
+            self._hung, self._hang = [], None
+        log.warning("the engine goes on: what hung has returned (%s)", why)
+        self._events += self.core.fail(hung, str(why))
+
+    def _add(self, request: Request, complete: bool) -> None:
+        sink = self._handed.pop(request, None)
+        if sink is None:  # it has failed for its caller already
+            return
         if self._death is not None:
             sink([_failed(request.id, self._death)])
             return
@@ -181,9 +233,11 @@ class EngineThread:
     def _deliver(self, events: list[Event]) -> None:
         """Makes the deltas of events and hands them over; perhaps on the other thread."""
         for live, deltas in self.core.assemble(events).items():
-            sink = self._sinks[live]
+            sink = self._sinks.get(live)
+            if sink is None:  # it has failed for its caller already
+                continue
             if live.undelivered == 0:
-                del self._sinks[live]
+                self._sinks.pop(live, None)
             sink(deltas)
 
     def _shut(self, why: str) -> None:
@@ -193,10 +247,9 @@ class EngineThread:
             self._take_inbox(wait=False)
         with contextlib.suppress(Exception):
             self._deliver(self._events)
-        for live, sink in self._sinks.items():
-            with contextlib.suppress(Exception):
-                sink([_failed(live.request.id, why)])
-        self._sinks.clear()
+        self._fail_all(why)
+        if self._watchdog is not None:
+            self._watchdog.close()
         if self._aside is not None:
             self._aside.close()
         self.core.close()
@@ -207,6 +260,72 @@ class EngineThread:
                 f"no request can be taken: the engine runs in process {self._process}, of which"
                 " this one is a fork; make an engine here"
             )
+
+    def _fail_all(self, why: str) -> None:
+        self._fail_for_callers(list(self._sinks), why)
+        for request in list(self._handed):
+            if (sink := self._handed.pop(request, None)) is not None:
+                with contextlib.suppress(Exception):
+                    sink([_failed(request.id, why)])
+
+    def _fail_for_callers(self, lives: list[LiveRequest], why: str) -> None:
+        for live in lives:
+            sink = self._sinks.pop(live, None)
+            if sink is not None:  # else its last delta was delivered meanwhile
+                with contextlib.suppress(Exception):
+                    sink([_failed(live.request.id, why)])
+
+    # ------------------------------------------------------------------ on the watchdog's
+
+    def _on_hang(self, doing: Doing, seconds: float) -> None:
+        core, step = self.core, doing.step
+        lives = core.stuck() if step is None else core.requests_of(step)
+        shape = (
+            "" if step is None else f" of {step.plan.rows} rows, {step.plan.sequences} sequences"
+        )
+        why = f"{doing.what} a step{shape} hasn't ended for {seconds:.1f} s"
+        names = ", ".join(live.request.id for live in lives)
+        log.error("%s; the requests in it fail: %s", why, names or "none")
+        with self._lock:
+            if core.doing is not doing:  # it has just ended
+                return
+            self._hang = why
+            self._hung = lives
+        self._count("hang", len(lives))
+        self._fail_for_callers(lives, why)
+
+    def _on_stall(self, seconds: float) -> None:
+        def end() -> None:
+            core = self.core
+            lives, usage = core.stuck(), core.scheduler.kv.usage()
+            why = (
+                f"the scheduler has brought no request further for {seconds:.1f} s:"
+                f" {core.scheduler.num_running} sequences run, {core.scheduler.num_waiting} wait;"
+                f" of {usage.total} KV blocks {usage.held} are held, {usage.free} free"
+            )
+            log.error("%s; it fails: %s", why, ", ".join(live.request.id for live in lives))
+            self._count("stall", len(lives))
+            self._events += core.fail(lives, why)
+
+        self._inbox.put(end)
+
+    def _count(self, reason: str, requests: int) -> None:
+        failures = self.core.metrics.failures
+        failures[reason] = failures.get(reason, 0) + requests
+
+    def _refuse_if_busy(self) -> None:
+        if self._hang is not None:
+            raise EngineUnhealthyError(
+                f"no request can be taken: {self._hang}; try again once it has ended"
+            )
+        core = self.core
+        waiting = core.scheduler.num_waiting + len(self._handed)
+        try:
+            core.admission.check(waiting, core.scheduler.num_running, core.clock.now())
+        except BusyError:
+            rejections = core.metrics.rejections
+            rejections["max_waiting"] = rejections.get("max_waiting", 0) + 1
+            raise
 
     def _refuse_if_closed(self) -> None:
         if self._death is not None or self._closing:

@@ -11,8 +11,10 @@ that gives its blocks back and waits again.
 
 Nobody starves. With a budget below the number of running sequences the next step begins
 with the first one that got nothing, so of R running sequences each is served at least once
-in any R consecutive steps (ceil(R / budget) where all decode). The first admitted is never
-preempted for another, so it ends; under first come, first served the next one is then first.
+in any R consecutive steps (ceil(R / budget) where all decode). Where the chunking puts prompts
+first, whoever was passed over for them goes first in the next step, so that is 2·R. The first
+admitted is never preempted for another, so it ends; how long those that wait may be overtaken,
+each order states.
 
 A sequence whose prompt still arrives is open: what is known of it is computed like anything
 else. With nothing to compute it keeps its seat and its blocks only until somebody needs them:
@@ -265,6 +267,10 @@ class Scheduler:
         """Those of the waiting that wait for blocks from a lower tier."""
         return 0 if self.loading is None else len(self.loading)
 
+    def live_tokens(self) -> int:
+        """Tokens whose KV lies in held blocks; shared ones count once."""
+        return self.kv.live_tokens(self._running.rows, self._running.computed)
+
     def running(self) -> Iterator[Sequence]:
         """Sequences that hold blocks, in order of admission."""
         return iter(self._running.sequences)
@@ -386,7 +392,7 @@ class Scheduler:
             count = self._chunking.admit(prefix.tokens, want, budget, alone and not parts)
             if count == 0:
                 break
-            if not self.kv.admit(sequence, prefix, sequence.total):
+            if not self.kv.admit(sequence, prefix, sequence.total, count):
                 if self._park_one():
                     free = self._free_seats()
                     continue

@@ -33,11 +33,12 @@ from trimaran.serve.routes import (
 )
 from trimaran.serve.service import Service
 from trimaran.serve.sse import ClientGoneError, told
+from trimaran.serve.traces import Traces
 
 log = logging.getLogger("trimaran")
 
 
-def create_app(service: Service) -> ASGIApp:
+def create_app(service: Service, traces: Traces | None = None) -> ASGIApp:
     """The whole application around one service."""
     config = service.config
     api = FastAPI(
@@ -68,7 +69,7 @@ def create_app(service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return RequestIds(app, config.access_log)
+    return RequestIds(app, config.access_log, traces)
 
 
 async def _error(request: Request, error: Exception) -> Response:

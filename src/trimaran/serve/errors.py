@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from trimaran.core.errors import (
+    BusyError,
     CapacityError,
     EngineClosedError,
+    EngineUnhealthyError,
     ParameterError,
     RequestError,
     RequestFailedError,
@@ -123,6 +125,10 @@ def as_api_error(error: TrimaranError) -> ApiError:
         return ApiError(400, str(error), param="messages", code="invalid_messages")
     if isinstance(error, RequestError):
         return ApiError(400, str(error), code="invalid_request")
+    if isinstance(error, BusyError):
+        return busy(str(error), error.retry_after)
+    if isinstance(error, EngineUnhealthyError):
+        return unavailable(str(error), "engine_unhealthy", 10.0)
     if isinstance(error, EngineClosedError):
         return unavailable(str(error), "engine_closed")
     if isinstance(error, CapacityError):

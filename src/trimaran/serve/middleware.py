@@ -9,7 +9,6 @@ import asyncio
 import hmac
 import json
 import logging
-import time
 import uuid
 from collections.abc import Sequence
 from urllib.parse import quote
@@ -18,6 +17,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trimaran.serve.errors import AUTH, INVALID, ApiError, unavailable
+from trimaran.serve.record import Record, current
+from trimaran.serve.traces import Traces, trace_id_of
 
 access = logging.getLogger("trimaran.access")
 
@@ -33,11 +34,12 @@ LEAST_TOTAL = 64 << 20
 
 
 class RequestIds:
-    """Names each request, in its answer's headers and in the access log."""
+    """Names each request, in its answer's headers and in the access log, and traces it."""
 
-    def __init__(self, app: ASGIApp, log: bool) -> None:
+    def __init__(self, app: ASGIApp, log: bool, traces: Traces | None = None) -> None:
         self._app = app
         self._log = log
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,18 +51,24 @@ class RequestIds:
             shown = own
         scope.setdefault("state", {})["request_id"] = own
         status = 0
-        begin = time.perf_counter()
+        record = Record(shown, trace_id_of(_header(scope, b"traceparent")))
+        traced = self._traces.begin(record, scope) if self._traces is not None else None
+        current.set(record)
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message).append("x-request-id", shown)
+                if traced is not None:
+                    MutableHeaders(scope=message).append("traceparent", traced[1])
             await send(message)
 
         try:
             await self._app(scope, receive, send_named)
         finally:
+            if self._traces is not None and traced is not None:
+                self._traces.end(traced[0], record, status)
             if self._log:
                 path = _one_line(scope)
                 access.info(
@@ -73,8 +81,9 @@ class RequestIds:
                         "method": scope["method"],
                         "path": path,
                         "status": status,
-                        "seconds": round(time.perf_counter() - begin, 6),
+                        "seconds": round(record.seconds, 6),
                         "client": (scope.get("client") or ("",))[0],
+                        "engine": record.facts(),
                     },
                 )
 

@@ -24,6 +24,7 @@ from trimaran.models.chat_template import ChatTemplate
 from trimaran.serve.config import ServeConfig
 from trimaran.serve.errors import ApiError, busy, timed_out, unavailable
 from trimaran.serve.metrics import ServerMetrics
+from trimaran.serve.record import current
 
 LONG_TEXT = 50_000
 """Characters above which a text is encoded on another thread, so that the loop goes on."""
@@ -131,7 +132,7 @@ class Service:
     @property
     def healthy(self) -> bool:
         """Whether the engine takes requests, or is still being loaded."""
-        return self._loaded is None or self._loaded.engine.alive
+        return self._loaded is None or self._loaded.engine.health().ok
 
     def check_model(self, name: str | None) -> str:
         """The name under which to answer.
@@ -142,6 +143,8 @@ class Service:
         if not self.names:
             _ = self.loaded
         if name is None or name in self.names:
+            if (record := current.get()) is not None:
+                record.model = name or self.names[0]
             return name or self.names[0]
         raise ApiError(
             404,
@@ -233,6 +236,7 @@ class Service:
                 is too large.
         """
         if self.phase is Phase.DRAINING:
+            self.metrics.rejected("draining")
             raise unavailable("the server is shutting down; ask another one", "draining", 5)
         if prompts * n > self.config.max_n:
             raise ApiError(
@@ -279,6 +283,9 @@ class Service:
             self.metrics,
         )
         self.active += len(prompts)
+        record = current.get()
+        if record is not None:
+            record.started(params, engine.core.clock.now())
         try:
             for prompt in prompts:
                 # Clients may name their requests; the engine's names are never theirs alone,
@@ -296,6 +303,10 @@ class Service:
             yield job
         finally:
             self.metrics.ended(job.streams)
+            if record is not None:
+                for stream in job.streams:
+                    metrics = stream.metrics or engine.core.metrics_of(stream.request.id)
+                    record.ended(stream, metrics, engine.core.clock.now())
             job.close()
             self.active -= len(prompts)
             self.finished += len(prompts)
