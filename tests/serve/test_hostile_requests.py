@@ -287,6 +287,21 @@ def test_a_million_mistakes_cost_as_much_as_one(
     assert time.monotonic() - begin < 15  # it was a minute and more, and gigabytes
 
 
+@pytest.mark.parametrize("to", ["websocket", "h2c", "nonsense"])
+def test_upgrades_to_what_isnt_there(server: HttpServer, to: str) -> None:
+    lines = [
+        "GET /nothing HTTP/1.1",
+        "host: x",
+        f"upgrade: {to}",
+        "connection: upgrade",
+        "sec-websocket-version: 13",
+        "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==",
+    ]
+    answer = exchange(server, "\r\n".join(lines).encode() + b"\r\n\r\n")
+    assert answer.startswith((b"HTTP/1.1 403", b"HTTP/1.1 404")), answer
+    assert "Traceback" not in server.log
+
+
 def test_a_large_body_without_a_length_is_cut_off(server: HttpServer) -> None:
     chunk = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
     start = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
