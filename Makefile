@@ -31,11 +31,11 @@ run: $(VENV)/.installed
 	@$(BIN)/trimaran generate --chat --model $(MODEL) --temperature 0 "$(PROMPT)"
 	@echo
 	@echo "Trimaran is installed in $(VENV). What to do next:"
+	@echo "  $(BIN)/trimaran serve                             an OpenAI-compatible server, with a page"
 	@echo "  $(BIN)/trimaran chat                              talk with the model"
 	@echo "  $(BIN)/trimaran generate \"Once upon a time\"       continue a text"
 	@echo "  $(BIN)/trimaran generate --input requests.jsonl   answer many requests at once"
 	@echo "  $(BIN)/trimaran info                              CPU, instruction set, kernels"
-	@echo "A server isn't part of it yet."
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(ARGS)

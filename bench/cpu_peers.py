@@ -2,6 +2,7 @@
 
     python bench/cpu_peers.py [--model smollm2-135m] [--engines ...] [--scenarios a,b,c1,c2,d]
                               [--repeats 5] [--long 20] [--long-repeats 2] [--threads N]
+                              [--append FILE.json] [--within 'flock FILE']
 
 Scenarios, all greedy, prompts new at every repetition, prefixes reused where an engine can:
     a   one stream, prompt of 128 tokens, 128 out: time per output token (TPOT)
@@ -26,7 +27,11 @@ GB below the cache folder); vLLM compiles for minutes at its first start.
 Each engine has processes of its own, which are stopped (SIGSTOP) while another one runs.
 Runs are interleaved, in the opposite order every other time; who takes longer than --long
 seconds a run gets --long-repeats of them. The machine is calibrated before and after. The
-tables go to stdout, everything to bench/results/peers-<model>-<time>.json.
+tables go to stdout, everything to bench/results/peers-<model>-<time>.json, after each figure.
+
+A long series can be made piece by piece: --append adds what is measured to an earlier file's
+figures. Where other work shares the machine, --within CMD runs each scenario while CMD runs a
+command it is given, so that both sides take turns; engines are stopped in between.
 """
 
 from __future__ import annotations
@@ -35,24 +40,24 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from peers import model_files
 from peers.engines.base import Settings
 from peers.report import tables
-from peers.scenarios import SCENARIOS, Loads, Scenario, run, shares_of_limit
+from peers.result import Result
+from peers.scenarios import SCENARIOS, Loads, Scenario, run
+from peers.turns import TurnRefused, Turns
 from peers.worker import SOURCES, EngineDied, Worker
 
 from trimaran.compute.native.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
 DEFAULT_ENGINES = (
     "trimaran",
     "llama.cpp",
@@ -92,21 +97,6 @@ def calibrate(threads: int) -> Calibration:
     return Calibration.from_json(json.loads(done.stdout))
 
 
-def summary(calibration: Calibration) -> dict[str, float]:
-    """The rates with all threads, by name: GB/s and GOP/s, medians."""
-    reads = {
-        f"read {r.bytes >> 20} MiB": r.rate.median
-        for r in calibration.reads
-        if r.threads == calibration.threads
-    }
-    peaks = {
-        f"{p.isa} {p.type}": p.rate.median
-        for p in calibration.peaks
-        if p.threads == calibration.threads
-    }
-    return reads | peaks
-
-
 def takes_part(worker: Worker, scenario: Scenario) -> bool:
     static = worker.name.partition(":")[0] in STATIC_ENGINES
     return not static or scenario.name in STATIC_SCENARIOS
@@ -128,10 +118,9 @@ def warm_up(workers: list[Worker], loads: Loads) -> list[Worker]:
 
 def measure(
     workers: list[Worker], scenario: Scenario, loads: Loads, args: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Figures by engine, one a repetition; who dies keeps those it had."""
-    rows: dict[str, list[float]] = {w.name: [] for w in workers if takes_part(w, scenario)}
-    taking = [w for w in workers if w.name in rows]
+) -> Iterator[tuple[str, float]]:
+    """(engine, figure) of each repetition; who dies keeps those it had."""
+    taking = [w for w in workers if takes_part(w, scenario)]
     seconds: dict[str, float] = {}
     for i in range(args.repeats):
         load = loads.of(scenario)
@@ -147,39 +136,8 @@ def measure(
                 print(error, file=sys.stderr)
                 continue
             seconds[worker.name] = time.perf_counter() - start
-            rows[worker.name].append(value)
             print(f"{scenario.name} {worker.name}: {value:.2f} {scenario.unit}", file=sys.stderr)
-    return rows
-
-
-def limits_of(before: Calibration, after: Calibration, bytes_read: int) -> dict[str, float]:
-    """The best the machine did, before or after."""
-    both = (before, after)
-    found = {type: max(c.peak(type) for c in both) for type in ("int8", "bf16")}
-    return found | {"bandwidth": max(c.bandwidth(bytes_read) for c in both)}
-
-
-def about_engine(
-    worker: Worker,
-    figures: dict[str, dict[str, list[float]]],
-    scenarios: dict[str, Scenario],
-    calibrations: tuple[Calibration, Calibration],
-) -> dict[str, Any]:
-    shares = {}
-    for name, rows in figures.items():
-        if rows.get(worker.name):
-            bytes_read = worker.about.get("weight_bytes", 1 << 30)
-            shares[name] = shares_of_limit(
-                scenarios[name],
-                statistics.median(rows[worker.name]),
-                worker.about,
-                limits_of(*calibrations, bytes_read),
-            )
-    return {
-        "about": worker.about,
-        "load_seconds": worker.load_seconds,
-        "share_of_limit": shares,
-    }
+            yield worker.name, value
 
 
 def start_workers(
@@ -213,6 +171,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--long-repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
+    parser.add_argument("--append", type=Path, metavar="FILE", help="a result to add to")
+    parser.add_argument("--within", metavar="CMD", help="what each scenario runs inside of")
     return parser.parse_args()
 
 
@@ -226,31 +186,28 @@ def main() -> None:
         context=max(s.longest for s in [*scenarios.values(), SCENARIOS["a"]]),
         threads=args.threads,
     )
+    result = Result.begin(args)
     loads = Loads(words_of(model_files.source(args.model)), args.seed)
+    turns = Turns(args.within)
     with ExitStack() as stack:
         workers = start_workers(args.engines, args.model, settings, stack)
-        workers = warm_up(workers, loads)
-        before = calibrate(args.threads)
-        figures = {
-            name: measure(workers, scenario, loads, args) for name, scenario in scenarios.items()
-        }
-        after = calibrate(args.threads)
-        result: dict[str, Any] = {
-            "model": args.model,
-            "arguments": vars(args),
-            "calibration": {"before": summary(before), "after": summary(after)},
-            "figures": figures,
-            "engines": {
-                worker.name: about_engine(worker, figures, scenarios, (before, after))
-                for worker in workers
-            },
-        }
-    RESULTS.mkdir(exist_ok=True)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    target = RESULTS / f"peers-{Path(args.model).stem}-{stamp}.json"
-    target.write_text(json.dumps(result, indent=2, ensure_ascii=False))
-    print("\n".join(tables(result, scenarios)))
-    print(f"written to {target.relative_to(ROOT)}", file=sys.stderr)
+        names = list(scenarios)
+        try:
+            for name, scenario in scenarios.items():
+                with turns.take():
+                    if name == names[0]:
+                        workers = warm_up(workers, loads)
+                        result.begin_measuring(workers, calibrate(args.threads))
+                    for engine, value in measure(workers, scenario, loads, args):
+                        result.add_figure(name, engine, value)
+                        result.write()
+                    if name == names[-1]:
+                        result.add_calibration(calibrate(args.threads))
+        except TurnRefused as error:
+            raise SystemExit(str(error)) from None
+    result.write()
+    print("\n".join(tables(result.values)))
+    print(f"written to {result.path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

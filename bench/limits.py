@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -171,31 +171,40 @@ def python_seconds(core: Any, batch: int, repeats: int) -> float:
     return statistics.median(times)
 
 
-def profile(steps: Steps, backend: NativeBackend, machine: Calibration, repeats: int) -> list[Any]:
-    """Of each kind of step: seconds by operation, and the share of its limit."""
+def profile(steps: Steps, backend: NativeBackend, repeats: int) -> list[Any]:
+    """Of each kind of step: seconds by operation, and what it has to read or to multiply."""
     about = backend.describe()
     rows = []
     for name, batch, context in (("decode of 1", 1, 192), ("decode of 32", 32, 320)):
         plan = steps.decode(batch, context)
         whole = statistics.median(steps.seconds(plan, repeats))
         needed = about["weight_bytes"] + about["kv_bytes_per_token"] * batch * context
-        limit = needed / (machine.bandwidth(needed) * 1e9)
-        rows.append(_row(name, whole, steps.phases(plan, repeats), {"bandwidth": limit / whole}))
+        rows.append(_row(name, whole, steps.phases(plan, repeats), {"bytes": needed}))
     plan = steps.prefill(1024)
     whole = statistics.median(steps.seconds(plan, repeats))
-    phases = steps.phases(plan, repeats)
     operations = 2 * about["linear_parameters"] * 1024
-    shares = {}
-    for type in ("int8", "bf16"):
-        if peak := machine.peak(type):
-            shares[f"{type} peak, the linear layers"] = operations / (peak * 1e9) / phases["linear"]
-            shares[f"{type} peak, the whole step"] = operations / (peak * 1e9) / whole
-    rows.append(_row("prefill of 1,024", whole, phases, shares))
+    rows.append(
+        _row("prefill of 1,024", whole, steps.phases(plan, repeats), {"operations": operations})
+    )
     return rows
 
 
-def _row(name: str, whole: float, phases: dict[str, float], shares: dict[str, float]) -> Any:
-    return {"step": name, "seconds": whole, "phases": phases, "share_of_limit": shares}
+def _row(name: str, whole: float, phases: dict[str, float], needs: dict[str, float]) -> Any:
+    return {"step": name, "seconds": whole, "phases": phases, **needs}
+
+
+def shares_of_limit(row: Any, machines: Sequence[Calibration]) -> dict[str, float]:
+    """Of the best that the machine did in any calibration."""
+    if "bytes" in row:
+        rate = max(machine.bandwidth(row["bytes"]) for machine in machines) * 1e9
+        return {"bandwidth": row["bytes"] / rate / row["seconds"]}
+    shares = {}
+    for type in ("int8", "bf16"):
+        if rate := max(machine.peak(type) for machine in machines) * 1e9:
+            least = row["operations"] / rate
+            shares[f"{type} peak, the linear layers"] = least / row["phases"]["linear"]
+            shares[f"{type} peak, the whole step"] = least / row["seconds"]
+    return shares
 
 
 def growth(steps: Steps, repeats: int, longest: int) -> dict[str, Any]:
@@ -248,19 +257,34 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "trimaran"
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
+    plain = ticker.FuncFormatter(lambda value, _: f"{value:,g}")
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     batches = list(result["growth"]["batch"])
+    contexts = list(next(iter(result["growth"]["context"].values())))
     left.loglog(batches, list(result["growth"]["batch"].values()), "o-", label="back end")
-    left.loglog(batches, [result["python"][b] for b in batches], "s--", label="Python")
+    left.loglog(
+        batches, [result["python"][b] for b in batches], "s--", label="Python, and its share"
+    )
     left.set(xlabel=f"batch, at context {GROWTH_CONTEXT}", ylabel="a step, ms")
     for batch, values in result["growth"]["context"].items():
         right.loglog(list(values), list(values.values()), "o-", label=f"batch {batch}")
     right.set(xlabel="context, tokens", ylabel="a step, ms")
-    for axes in (left, right):
-        axes.legend()
+    for batch in (batches[0], 32, batches[-1]):
+        spent, step = result["python"][batch], result["growth"]["batch"][batch]
+        share = f"{spent / (spent + step):.1%}"
+        left.annotate(share, (batch, spent), (0, 7), textcoords="offset points", ha="center")
+    for axes, ticks in ((left, batches), (right, contexts)):
+        axes.legend(loc="upper left")
         axes.grid(True, which="both", alpha=0.3)
+        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    left.margins(x=0.1)
+    left.set_ylim(top=2 * max(result["growth"]["batch"].values()))
     figure.suptitle(f"A decode step of {result['model']}")
     figure.savefig(path, metadata={"Date": None})
 
@@ -307,16 +331,18 @@ def main() -> None:
     longest = min(args.longest, core.model.context_length)
     tokens = max(max(BATCHES) * GROWTH_CONTEXT, max(CONTEXT_BATCHES) * longest, 32 * 320)
     steps = Steps(backend, tokens // BLOCK, core.model.vocab_size, config.max_num_batched_tokens)
+    rows = profile(steps, backend, args.repeats)
+    grown = growth(steps, args.repeats, longest)
+    machines = [machine, calibrate(about["threads"], [about["weight_bytes"]])]
+    for row in rows:
+        row["share_of_limit"] = shares_of_limit(row, machines)
     result = {
         "model": args.model,
         "about": about,
-        "profile": profile(steps, backend, machine, args.repeats),
-        "growth": growth(steps, args.repeats, longest),
+        "profile": rows,
+        "growth": grown,
         "python": {batch: 1e3 * seconds for batch, seconds in python.items()},
-        "calibration": {
-            "before": summary(machine),
-            "after": summary(calibrate(about["threads"], [about["weight_bytes"]])),
-        },
+        "calibration": dict(zip(("before", "after"), map(summary, machines), strict=True)),
     }
     print("\n".join(tables(result)))
     for when, rates in result["calibration"].items():

@@ -4,7 +4,8 @@
 
 So many requests decode at once, each streamed by an asyncio task of its own that reads every
 delta. Only steps in which all of them decode count. Reported are the median and the 99th
-percentile of the gap, the median length of a forward, and the tokens a second over all.
+percentile of the gap, the median of the engine thread's CPU time in it (which other work on the
+machine doesn't lengthen), the median length of a forward, and the tokens a second over all.
 
 Three take turns, each run in a process of its own, `--pairs` times in a row; their figures are
 over all runs: this version, the same with nothing done while the back end computes ("serial"),
@@ -44,13 +45,13 @@ def measure(
         async_engine.EngineThread = partial(thread, overlap=False)  # type: ignore[misc,assignment]
     config = EngineConfig(max_num_seqs=running, max_model_len=512)
     core = load_engine(model, config).core
-    times: list[tuple[int, float, float]] = []
+    times: list[tuple[int, float, float, float, float]] = []
     run = core.backend.run
 
     def timed(plan: Any) -> Any:
-        begin = time.perf_counter()
+        begin, own = time.perf_counter(), time.thread_time()
         logits = run(plan)
-        times.append((plan.rows, begin, time.perf_counter()))
+        times.append((plan.rows, begin, time.perf_counter(), own, time.thread_time()))
         return logits
 
     core.backend.run = timed  # type: ignore[method-assign]
@@ -67,13 +68,14 @@ def measure(
             await asyncio.gather(*(one(engine, i) for i in range(running)))
 
     asyncio.run(main())
-    gaps, forwards, spans = [], [], []
+    gaps, forwards, spans, own = [], [], [], []
     for before, after in itertools.pairwise(times[5:]):
         if before[0] == after[0] == running:
             gaps.append(after[1] - before[2])
             forwards.append(after[2] - after[1])
             spans.append(after[2] - before[2])
-    return {"gaps": gaps, "forwards": forwards, "spans": spans}
+            own.append(after[3] - before[4])
+    return {"gaps": gaps, "forwards": forwards, "spans": spans, "own": own}
 
 
 def run_in(source: str, args: argparse.Namespace, running: int) -> dict[str, Any]:
@@ -106,7 +108,8 @@ def main() -> None:
         print(json.dumps(measure(*json.loads(args.task))))
         return
     sources = [HERE, "serial", *args.against]
-    print(f"{'running':>7} {'gap p50':>9} {'gap p99':>9} {'forward':>9} {'tokens/s':>9}  source")
+    columns = ("gap p50", "gap p99", "gap CPU", "forward", "tokens/s")
+    print(f"{'running':>7}", *(f"{name:>9}" for name in columns), " source")
     for running in args.running:
         found: dict[str, list[dict[str, Any]]] = {source: [] for source in sources}
         for pair in range(args.pairs):
@@ -116,10 +119,11 @@ def main() -> None:
             gaps = np.concatenate([run["gaps"] for run in runs]) * 1e6
             forwards = np.concatenate([run["forwards"] for run in runs]) * 1e3
             spans = np.concatenate([run["spans"] for run in runs])
+            own = np.concatenate([run["own"] for run in runs]) * 1e6
             rate = running / float(np.median(spans))
             print(
                 f"{running:>7} {np.median(gaps):>6.0f} us {np.quantile(gaps, 0.99):>6.0f} us"
-                f" {np.median(forwards):>6.2f} ms {rate:>9.0f}  {source}"
+                f" {np.median(own):>6.0f} us {np.median(forwards):>6.2f} ms {rate:>9.0f}  {source}"
             )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("core", "cache", "models", "schedule", "compute", "engine", "cli")
+PACKAGES = ("core", "cache", "models", "schedule", "compute", "engine", "serve", "simulate", "cli")
 FORBIDDEN = [
     ("core", "cache"),
     ("cache", "models"),
@@ -17,7 +17,10 @@ FORBIDDEN = [
     ("schedule", "compute"),
     ("compute", "schedule"),
     ("compute", "engine"),
-    ("engine", "cli"),
+    ("engine", "serve"),
+    ("serve", "simulate"),
+    ("simulate", "serve"),
+    ("serve", "cli"),
 ]
 
 
@@ -66,7 +69,7 @@ def test_the_contract_finds_each_breach(tmp_path: Path) -> None:
 
 
 def test_the_contract_allows_what_is_below(tmp_path: Path) -> None:
-    allowed = [("cli", "engine"), ("engine", "schedule"), ("schedule", "cache")]
+    allowed = [("cli", "serve"), ("serve", "engine"), ("engine", "schedule"), ("schedule", "cache")]
     done = lint(write_house(tmp_path, [*allowed, ("compute", "models")]), tmp_path)
     assert done.returncode == 0, done.stdout
 

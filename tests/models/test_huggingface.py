@@ -203,7 +203,6 @@ def test_bad_end_tokens(tmp_path: Path, value: object) -> None:
         ("Qwen2ForCausalLM", {"use_sliding_window": True}),
         ("Qwen2ForCausalLM", {"attention_bias": False}),
         ("Qwen2ForCausalLM", {"use_mrope": True}),
-        ("MistralForCausalLM", {"sliding_window": 64}),
         ("MistralForCausalLM", {"attention_bias": True}),
     ],
 )

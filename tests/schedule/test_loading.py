@@ -44,6 +44,22 @@ def test_what_the_pool_gave_up_comes_back_from_host_memory() -> None:
     engine.kv.check()
 
 
+def test_what_is_given_up_before_its_turn_is_copied_then() -> None:
+    engine = make_tiered(host_blocks=32)
+    first = engine.add(PROMPT, 2)
+    while engine.scheduler.has_work():
+        engine.step()
+    other = engine.add([3] * 61, 2)  # takes the whole pool, and no transfer has run
+    while engine.scheduler.has_work():
+        engine.step()
+    assert engine.work.counts.saved == 0 and engine.work.counts.rescued >= 3
+    again = engine.add(PROMPT, 2)
+    engine.drain_all()
+    assert again.cached == 12 and again.output == first.output
+    assert other.cached == 0
+    engine.kv.check()
+
+
 def test_others_step_while_one_loads() -> None:
     engine = make_tiered(num_blocks=24, host_blocks=64)
     run(engine, PROMPT)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.scheduling import FakeEngine, contents, make_engine
+from support.scheduling import FakeEngine, contents, live_tokens, make_engine
 
 from trimaran.cache.hash_index import HashIndex, block_hash
 from trimaran.cache.manager import KVCacheManager
@@ -137,10 +137,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(  # type: ignore[no-untyped-def]
         self, prompt, n, salt, adapter, retention, scored, more, priority, slo, times
     ):
+        prompt = prompt[: self.capacity]
+        if self.promises:  # as an engine sees to, no sequence is longer than the cache
+            more = min(more, max(1, self.capacity - len(prompt)))
         for _ in range(times):  # equal prompts are computed at the same time
             try:
                 added = self.engine.add(
-                    prompt[: self.capacity],
+                    prompt,
                     more,
                     n=min(n, self.seats),
                     salt=salt,
@@ -281,6 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_sequences(self) -> None:
         scheduler = self.engine.scheduler
         scheduler._running.check()
+        assert scheduler.live_tokens() == live_tokens(self.kv)
         running, waiting = list(scheduler.running()), list(scheduler.waiting())
         live = [s for group in self.engine.live.values() for s in group]
         assert sorted(map(id, running + waiting)) == sorted(map(id, live))

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.scheduling import contents
+from support.scheduling import contents, live_tokens
 from support.tiers import TieredEngine, make_tiered
 
 from trimaran.core.request import FinishReason, Sequence, SequenceStatus
@@ -222,6 +222,7 @@ class TiersMachine(RuleBasedStateMachine):
         kv.check()
         usage = kv.usage()
         assert usage.free + usage.held + usage.cached == usage.total
+        assert scheduler.live_tokens() == live_tokens(kv)
         running, waiting = list(scheduler.running()), list(scheduler.waiting())
         live = [s for group in engine.live.values() for s in group]
         assert sorted(map(id, running + waiting)) == sorted(map(id, live))

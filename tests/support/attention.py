@@ -98,11 +98,17 @@ class World:
     """Random q, k and v of some sequences, and steps over them."""
 
     def __init__(
-        self, lengths: list[int], heads: int, kv_heads: int, dim: int, seed: int = 0
+        self,
+        lengths: list[int],
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        seed: int = 0,
+        window: int = 0,
     ) -> None:
         rng = np.random.default_rng(seed)
         self.lengths, self.heads, self.kv_heads, self.dim = lengths, heads, kv_heads, dim
-        self.scale = dim**-0.5
+        self.scale, self.window = dim**-0.5, window
 
         def draw(count: int) -> list[Float32]:
             return [
@@ -146,7 +152,11 @@ class World:
             for t, other in enumerate(pieces[:s]):
                 if leader == other.sequence:
                     tables[s, : tokens // block_size] = tables[t, : tokens // block_size]
-            for position in range(piece.past):
+            # Blocks before the window of the first row are gone: nobody's, or a foreign one's
+            # that holds `fill`.
+            first = max(0, piece.past - self.window + 1) if self.window else 0
+            tables[s, : first // block_size] = [-1, blocks[-1], blocks[-2]][s % 3]
+            for position in range(first // block_size * block_size, piece.past):
                 pages.write(
                     tables[s, position // block_size],
                     position % block_size,
@@ -184,6 +194,7 @@ class World:
             out_bf16=tiles,
             grouped=grouped,
             kv=kv,
+            window=self.window,
         )
         return [out[begin:end] for begin, end in pairwise(starts)]
 
@@ -195,7 +206,10 @@ class World:
         values = rounded(self.v[piece.sequence][:end], kv)
         queries = self.q[piece.sequence][piece.past : end].astype(np.float64)
         scores = np.einsum("thd,jhd->htj", queries, keys.repeat(group, axis=1)) * self.scale
-        hidden = np.arange(end)[None] > np.arange(piece.past, end)[:, None]
+        rows, columns = np.arange(piece.past, end)[:, None], np.arange(end)[None]
+        hidden = columns > rows
+        if self.window:
+            hidden |= columns <= rows - self.window
         scores[:, hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
@@ -228,11 +242,12 @@ SHAPES = [(9, 3, 64), (14, 2, 64), (4, 4, 16), (8, 1, 32), (6, 2, 80), (2, 2, 12
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[World, list[Piece]]:
+def batches(draw: st.DrawFn, windows: bool = False) -> tuple[World, list[Piece]]:
     heads, kv_heads, dim = draw(st.sampled_from([(9, 3, 64), (7, 1, 32), (2, 2, 48), (8, 1, 16)]))
     lengths = draw(st.lists(st.integers(1, 620), min_size=1, max_size=4))
     pieces = []
     for s, length in enumerate(lengths):
         new = draw(st.one_of(st.just(1), st.integers(1, min(length, 150))))
         pieces.append(Piece(s, length - min(new, length), min(new, length)))
-    return World(lengths, heads, kv_heads, dim, draw(st.integers(0, 99))), pieces
+    window = draw(st.integers(1, 300)) if windows else 0
+    return World(lengths, heads, kv_heads, dim, draw(st.integers(0, 99)), window), pieces

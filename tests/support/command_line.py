@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,6 +78,19 @@ class Terminal:
         self._child = child  # open until the process has opened it itself
         self._seen = 0
         self.text = ""
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Gives the terminal another size, as dragging its window does."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    @property
+    def modes(self) -> list[Any]:
+        """How the terminal treats what is typed and shown, as `termios.tcgetattr` has it."""
+        return termios.tcgetattr(self._child)
+
+    def end(self) -> None:
+        """Sends SIGTERM to the command."""
+        self._process.send_signal(signal.SIGTERM)
 
     def type(self, keys: str) -> None:
         """Types keys; "\\n" is Enter, "\\x03" Ctrl-C, "\\x04" Ctrl-D."""

@@ -291,3 +291,15 @@ def make_engine(
         None if isinstance(chunking, str) else chunking,
         None if isinstance(capacity, str) else capacity,
     )
+
+
+def live_tokens(kv: KVCacheManager) -> int:
+    """Slots of held blocks in which a running sequence has KV, counted one by one."""
+    size = kv.block_size
+    return len(
+        {
+            (table.blocks[position // size], position % size)
+            for sequence, table in kv._tables.items()
+            for position in range(sequence.computed)
+        }
+    )

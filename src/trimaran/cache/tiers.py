@@ -5,11 +5,12 @@
     disk          `kv_disk_bytes` at `kv_disk_path`: blocks that were used twice
 
 Writing. Host memory gets a copy of each block when it is stored (write-through): a copy costs
-a hundredth of what computing the block cost, and what the pool gives up later is there
-already. The disk gets a block at its second use (`PERSIST_USES`): most prompts come once, and
-what comes again is what a restarted engine will be asked for. Giving up a block in the pool
-never waits for a tier. What is on the disk and used in the pool is noted there at every eighth
-use, so that it doesn't grow old.
+a hundredth of what computing the block cost, and what the pool gives up later is mostly there
+already; the rest is copied as it is given up. The disk gets a block at its second use
+(`PERSIST_USES`): most prompts come once, and what comes again is what a restarted engine will
+be asked for. What is on the disk and used in the pool is noted there at every eighth use, so
+that it doesn't grow old. A block that the pool gives up before it was written, with no host
+memory to wait in, is written at its next second use.
 
 Reading. A prefix that the pool's index finds may go on in a lower tier; then those blocks are
 loaded and indexed as if they had been computed (`KVCacheManager.reserve`, `settle`), and who
@@ -43,12 +44,13 @@ class TierUsage:
 
     Attributes:
         host_bytes, disk_bytes: in use; of the disk, by all processes.
-        saved, persisted, loaded, dropped, failed: as in `WorkCounts`.
+        saved, rescued, persisted, loaded, dropped, failed: as in `WorkCounts`.
     """
 
     host_bytes: int
     disk_bytes: int
     saved: int
+    rescued: int
     persisted: int
     loaded: int
     dropped: int
@@ -102,7 +104,7 @@ class KVTiers:
                 work.touch(old)
 
     def removed(self, stored: StoredBlock) -> None:
-        """What was worth keeping was copied before."""
+        self._work.rescue(stored)
 
     def cleared(self) -> None:
         """Lower tiers keep what they have: it is as true as before."""
@@ -202,6 +204,7 @@ class KVTiers:
             host_bytes=work.host.nbytes if work.host is not None else 0,
             disk_bytes=work.disk.nbytes if work.disk is not None else 0,
             saved=counts.saved,
+            rescued=counts.rescued,
             persisted=counts.persisted,
             loaded=counts.loaded,
             dropped=counts.dropped,

@@ -20,6 +20,7 @@ from trimaran.core.errors import ConfigError, ParameterError, TrimaranError, nea
 
 COMMANDS = {
     "serve": "an OpenAI-compatible server of a model",
+    "top": "what a server does at this moment, in the terminal",
     "chat": "talk with a model in the terminal",
     "generate": "answer a prompt, standard input, or a JSONL file of requests",
     "models": "list, pull, verify and remove the models on this machine",

@@ -114,6 +114,8 @@ def _kind(cls: type, name: str, hint: object, default: object) -> dict[str, Any]
         return {"action": "append"} | _LISTS[name]
     if hint is bool:  # one flag, for what isn't the default
         return {"action": "store_false" if default else "store_true"}
+    if name == "block_size":
+        return {"metavar": "N", "type": lambda text: 0 if text == "auto" else _whole(text)}
     if name in _CHOICES:
         number = isinstance(_CHOICES[name][0], int)
         return {"metavar": "N", "type": _whole} if number else {"metavar": "NAME"}

@@ -102,6 +102,7 @@ _FLAGS: list[tuple[str, tuple[str, Any], str]] = [
     ("--session-timeout", _SECONDS, "that a /v1/realtime session may be silent (default: 600)"),
     ("--keep-alive", _SECONDS, "that an unused connection stays open (default: 30)"),
     ("--drain-timeout", _SECONDS, "for running requests to end after SIGTERM (default: 30)"),
+    ("--otlp-endpoint", _TEXT, "collector of traces, such as http://localhost:4318; needs [otel]"),
     ("--warmup", _NUMBER, "rounds of dummy requests before the server is ready (default: 2)"),
 ]
 _LISTS = [
@@ -179,12 +180,13 @@ def set_up_logs(as_json: bool) -> None:
     """Log lines of the package go to standard error, as text or as JSON objects."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines() if as_json else _TextLines())
-    for name in ("trimaran", "uvicorn"):
+    for name in ("trimaran", "uvicorn", "opentelemetry"):
         log = logging.getLogger(name)
         log.handlers[:] = [handler]
         log.propagate = False
     logging.getLogger("trimaran").setLevel(logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)
 
 
 _EXTRA = ("request_id", "method", "path", "status", "seconds", "client")
@@ -210,6 +212,7 @@ class _JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         found |= {name: getattr(record, name) for name in _EXTRA if hasattr(record, name)}
+        found |= getattr(record, "engine", {})
         if record.exc_info:
             found["exception"] = self.formatException(record.exc_info)
         return json.dumps(found)

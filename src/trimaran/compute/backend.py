@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.sampling_batch import Float32, Sampler
 from trimaran.core.step_plan import StepPlan
+from trimaran.models.layer_groups import LayerGroup
 
 Int32 = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
@@ -33,8 +36,16 @@ class Backend(Protocol):
         """Bytes of K and V of one token in all layers."""
         ...
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """The model's layers, grouped as their keys and values are held; a step's plan has
+        block tables for each group, in this order, or one for all of them."""
+        ...
+
+    def allocate_cache(self, num_blocks: int | Sequence[int], block_size: int) -> None:
         """Makes the KV cache, replacing a former one.
+
+        Args:
+            num_blocks: of each group of layers, or one number for all of them.
 
         Raises:
             CapacityError: the memory can't be had.
@@ -93,3 +104,29 @@ class Backend(Protocol):
     def close(self) -> None:
         """Frees memory and threads; may be called twice."""
         ...
+
+
+def blocks_by_group(num_blocks: int | Sequence[int], groups: Sequence[LayerGroup]) -> list[int]:
+    """Blocks of each group, of what `allocate_cache` is given.
+
+    Raises:
+        BackendError: it is for another number of groups.
+    """
+    counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else list(num_blocks)
+    if len(counts) != len(groups):
+        raise BackendError(
+            f"a KV cache for {len(counts)} groups of layers; the model has {len(groups)}"
+        )
+    return counts
+
+
+def no_memory(backend: Backend, counts: Sequence[int], block_size: int) -> CapacityError:
+    """The error for a KV cache whose memory can't be had."""
+    groups = backend.layer_groups()
+    layers = sum(len(group.layers) for group in groups)
+    tokens = sum(n * len(group.layers) for n, group in zip(counts, groups, strict=True))
+    size = tokens * block_size * backend.kv_bytes_per_token() // layers
+    return CapacityError(
+        f"the KV cache of {' + '.join(map(str, counts))} blocks needs {size} bytes, which can't"
+        " be had; lower kv_cache_bytes or kv_memory_fraction"
+    )

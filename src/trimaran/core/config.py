@@ -18,7 +18,8 @@ WEIGHTS = ("as-is", "bf16", "int8", "int4")
 KV_FORMATS = ("bf16", "int8")
 KV_CHOICES = ("auto", *KV_FORMATS)
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
-BLOCK_SIZES = (4, 8, 16, 32)
+BLOCK_SIZES = (0, 4, 8, 16, 32)
+"""0 is "auto"."""
 INDICES = ("hash", "radix")
 ORDERS = ("fcfs", "priority", "longest-prefix", "weighted-shortest")
 CHUNKINGS = ("static", "whole", "fixed", "fine")
@@ -61,7 +62,8 @@ class EngineConfig:
             mask and its cgroups' quota.
         max_model_len: longest prompt + output in tokens; None takes the model's own, or
             less where the KV cache could not hold one such sequence.
-        block_size: tokens in a KV block.
+        block_size: tokens in a KV block, 4, 8, 16 or 32; "auto" (or 0) takes the largest that
+            wastes little with the lengths that the model's sequences had before.
         kv_cache_bytes: memory for the KV cache; None sizes it by `kv_memory_fraction`.
         kv_memory_fraction: share of the memory that is free after the weights are loaded
             which the KV cache may take.
@@ -131,6 +133,8 @@ class EngineConfig:
         _one_of("weights", self.weights, WEIGHTS)
         _one_of("kv", self.kv, KV_CHOICES)
         _one_of("isa", self.isa, ISAS)
+        if self.block_size == "auto":  # type: ignore[comparison-overlap]
+            object.__setattr__(self, "block_size", 0)
         _one_of("block_size", self.block_size, BLOCK_SIZES)
         _one_of("index", self.index, INDICES)
         _one_of("order", self.order, ORDERS)

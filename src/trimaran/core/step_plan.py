@@ -25,6 +25,20 @@ def _no_copies() -> Int32:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTables:
+    """Where the keys and values of a further group of layers lie (see `StepPlan`).
+
+    Attributes:
+        slots, block_tables, copies: as in `StepPlan`, of blocks of the group's own. Places in
+            `block_tables` before what a window of the group's layers still sees are -1.
+    """
+
+    slots: Int32
+    block_tables: Int32
+    copies: Int32
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step's work. All arrays are C-contiguous int32.
 
@@ -38,6 +52,9 @@ class StepPlan:
         logit_rows: [R] rows whose logits are wanted, ascending.
         copies: [C, 2] (source, target) blocks copied, in all layers, before any row is
             written: copy-on-write of blocks that several sequences hold.
+        more: where a model's layers are in groups (`Backend.layer_groups`) whose keys and
+            values are held apart: the tables of each group after the first. Where it is
+            empty, one table is that of all layers.
     """
 
     tokens: Int32
@@ -48,6 +65,7 @@ class StepPlan:
     block_tables: Int32
     logit_rows: Int32
     copies: Int32 = field(default_factory=_no_copies)
+    more: tuple[GroupTables, ...] = ()
 
     @property
     def rows(self) -> int:

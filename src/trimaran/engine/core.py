@@ -13,7 +13,7 @@ from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
-from trimaran.core.outputs import SequenceDelta
+from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32, SamplingBatch
@@ -22,6 +22,7 @@ from trimaran.core.uniforms import derive_seed
 from trimaran.engine.admission import Admission
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
 from trimaran.engine.generation import Generation, LiveRequest, take_token
+from trimaran.engine.lengths import LengthRecord, Lengths
 from trimaran.engine.metrics import EngineMetrics
 from trimaran.engine.sampling import Pick, choose, sampling_batch, score_picks
 from trimaran.engine.side_thread import Job, SideThread
@@ -83,6 +84,8 @@ class EngineCore:
         self.wake: Callable[[], None] = lambda: None
         self.metrics = EngineMetrics()
         self.steps = StepLog()
+        self.lengths = Lengths()  # of the sequences that were answered
+        self.record: LengthRecord | None = None  # to which they are added at the end
         self._live: dict[str, LiveRequest] = {}
         self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
         self._generations: dict[Sequence, Generation] = {}
@@ -90,6 +93,7 @@ class EngineCore:
         self._computing = False
         self._observed: tuple[ScheduledStep, float] | None = None  # the cost model hasn't yet
         self.doing: Doing | None = None
+        self.on_step: Callable[[ScheduledStep], None] | None = None  # told before it is run
         self.progress = 0  # changes when a step has brought some request further
         self.admission = Admission(config.max_waiting, config.max_num_seqs)
         self._arrivals = itertools.count()
@@ -277,6 +281,11 @@ class EngineCore:
         found = (self._generations.get(sequence) for sequence in step.chosen.sequences)
         return list(dict.fromkeys(generation.live for generation in found if generation))
 
+    def metrics_of(self, request_id: str) -> RequestMetrics | None:
+        """The times so far of a request that has not ended; may be read on any thread."""
+        live = self._live.get(request_id)
+        return None if live is None else live.metrics
+
     def is_live(self, request_id: str) -> bool:
         """Whether the request was taken in and has not ended."""
         return request_id in self._live
@@ -329,6 +338,8 @@ class EngineCore:
             self.doing = None
             return []
         self.metrics.schedule_seconds.observe(self.clock.now() - begin)
+        if self.on_step is not None:
+            self.on_step(step)
         events = self._run(step, aside, meanwhile)
         self.doing = None
         return events
@@ -363,15 +374,16 @@ class EngineCore:
         finally:
             end = self.clock.now()
             self.metrics.forward_ended(end)
-            self._log(step, begin, end)
             if aside is not None:
                 aside.join()
             self._computing = False
         self.doing = Doing("sampling", step)
         ended = self._take_out_stopped()
         if logits is None:
+            self._log(step, begin, end)
             return self._fail_step(step, f"the step failed: {failure}")
         self.scheduler.commit(step)
+        self._log(step, begin, end)
         events = self._score_prompts(step, logits)
         ready = prepared[0]
         if ended or events or ready.forks:
@@ -384,6 +396,7 @@ class EngineCore:
     def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
         scheduler = self.scheduler
         pool = scheduler.kv.pool
+        self.metrics.step_tokens.observe(step.prefill_tokens + step.decode_tokens)
         self.steps.add(
             StepRecord(
                 self.metrics.steps,
@@ -395,6 +408,7 @@ class EngineCore:
                 scheduler.num_waiting,
                 pool.num_held,
                 pool.num_cached,
+                scheduler.live_tokens(),
             )
         )
 
@@ -495,6 +509,9 @@ class EngineCore:
         while self.services:
             self.services.pop().close()
         self.backend.close()
+        if self.record is not None:
+            self.record.add(self.lengths)
+            self.record = None
 
     # ------------------------------------------------------------------ prompt scores
 
@@ -552,6 +569,7 @@ class EngineCore:
     def _finish(self, generation: Generation, reason: FinishReason, now: float) -> None:
         """One sequence has ended, perhaps as the last of its request."""
         self.scheduler.finish(generation.sequence, reason)
+        self.lengths.add(generation.sequence.total)
         if generation.live.ended:
             self._forget(generation.live, now)
 

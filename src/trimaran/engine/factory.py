@@ -14,10 +14,14 @@ from trimaran.compute.backend import Backend
 from trimaran.core.clock import Clock, SystemClock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, BuildError, ConfigError, TrimaranError
+from trimaran.engine.block_size import choose_block_size
 from trimaran.engine.builds import BuildStore, LoadedBuild, load_build, save_build
 from trimaran.engine.core import EngineCore
-from trimaran.engine.memory import available_bytes, plan_cache
-from trimaran.engine.tiers import open_tiers
+from trimaran.engine.group_memory import GroupedPlan, plan_groups
+from trimaran.engine.layer_windows import check_groups, make_grouped_cache
+from trimaran.engine.lengths import LengthRecord
+from trimaran.engine.memory import CachePlan, available_bytes, plan_cache
+from trimaran.engine.tiers import CacheParts, open_tiers
 from trimaran.models.chat_template import ChatTemplate
 from trimaran.models.config import ModelConfig
 from trimaran.models.model import Model
@@ -83,7 +87,11 @@ def load_engine(
     path = resolve(model, progress=progress)
     phases.done("find model")
     loaded = load_model(path, config, phases.done)
+    record = LengthRecord(path) if config.block_size == 0 else None
+    if record is not None:
+        config = _with_block_size(config, loaded, record)
     core = make_core(loaded, config, clock or SystemClock())
+    core.record = record
     phases.done("allocate cache")
     return LoadedEngine(core, path, loaded.chat_template, phases)
 
@@ -292,18 +300,36 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
     return ReferenceBackend(model)
 
 
+def _with_block_size(
+    config: EngineConfig, model: LoadedModel, record: LengthRecord
+) -> EngineConfig:
+    """The options with a block size in place of "auto"."""
+    windows = [group.window for group in model.backend.layer_groups() if group.window]
+    chosen = choose_block_size(record.read(), min(windows, default=0))
+    log.info(chosen.reason)
+    return replace(config, block_size=chosen.tokens)
+
+
 def make_core(model: LoadedModel, config: EngineConfig, clock: Clock) -> EngineCore:
     """Sizes and allocates the cache, and joins the parts.
 
     Raises:
         CapacityError, ConfigError: as `plan_cache`.
     """
-    plan = plan_cache(
-        config, model.config.context_length, model.backend.kv_bytes_per_token(), available_bytes()
-    )
+    backend, context = model.backend, model.config.context_length
+    groups = backend.layer_groups()
+    plan: CachePlan | GroupedPlan
+    if len(groups) == 1 and not groups[0].window:
+        plan = plan_cache(config, context, backend.kv_bytes_per_token(), available_bytes())
+        backend.allocate_cache(plan.blocks, config.block_size)
+        parts = open_tiers(backend, config, plan.blocks, clock)
+    else:
+        check_groups(config)
+        layer_bytes = backend.kv_bytes_per_token() // model.config.num_layers
+        plan = plan_groups(config, context, groups, layer_bytes, available_bytes())
+        backend.allocate_cache(plan.blocks, config.block_size)
+        parts = CacheParts(make_grouped_cache(config, groups, plan))
     log.info(plan.reason)
-    model.backend.allocate_cache(plan.blocks, config.block_size)
-    parts = open_tiers(model.backend, config, plan.blocks, clock)
     scheduler = Scheduler(
         config, parts.kv, clock, max_model_len=plan.max_model_len, tiers=parts.tiers
     )

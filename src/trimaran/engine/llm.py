@@ -209,6 +209,11 @@ class LLM:
 
     # ------------------------------------------------------------------ life
 
+    def step_cost(self) -> tuple[float, float, float, float, float]:
+        """What the engine has learnt of its steps: seconds a step, a row of a decode, a token of
+        a prompt, a position a decode attends to, and a pair of a prompt's (see `cost_model`)."""
+        return self._thread.ask(lambda core: core.scheduler.cost.coefficients).result()
+
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes that no request holds."""
         self._thread.call(lambda core: core.scheduler.kv.reset_prefix_cache())

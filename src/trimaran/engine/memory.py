@@ -86,7 +86,7 @@ def plan_cache(config: EngineConfig, context: int, bytes_per_token: int, free: i
         most = config.max_num_seqs * -(-wanted // config.block_size)
         share = int(free * config.kv_memory_fraction)
         blocks = min(most, share // block_bytes)
-        source = f"kv_memory_fraction {config.kv_memory_fraction} of {_gib(free)} free"
+        source = f"kv_memory_fraction {config.kv_memory_fraction} of {gib(free)} free"
         if blocks == most:
             source = f"{config.max_num_seqs} sequences of {wanted} tokens, within {source}"
     tokens = blocks * config.block_size
@@ -103,10 +103,11 @@ def plan_cache(config: EngineConfig, context: int, bytes_per_token: int, free: i
         )
     reason = (
         f"KV cache: {blocks} blocks of {config.block_size} tokens"
-        f" = {tokens} tokens, {_gib(blocks * block_bytes)} ({source})"
+        f" = {tokens} tokens, {gib(blocks * block_bytes)} ({source})"
     )
     return CachePlan(blocks, min(wanted, tokens), reason)
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """For people."""
     return f"{size / 2**30:.2f} GiB"

@@ -11,6 +11,9 @@ _SECONDS = tuple(
 )
 """Upper bounds from 10 microseconds to 5 seconds."""
 
+_TOKENS = (1.0, *(8.0 * 2.0**power for power in range(12)))
+"""Upper bounds from 1 to 16384 tokens; those of vLLM's `iteration_tokens_total`."""
+
 
 class Histogram:
     """Counts values by upper bound. One thread writes; any may read.
@@ -55,6 +58,7 @@ class EngineMetrics:
         compute_gap_seconds: from the end of one forward to the start of the next, where work
             was there all the time.
         step_interval_seconds: from the start of one forward to that of the next, likewise.
+        step_tokens: rows of a step, of prompts and of sequences that generate.
         generated_tokens: sampled, those of requests that were then aborted too.
         rejections: requests refused for the limits on waiting ones, by reason.
         failures: requests that the watchdog ended, by reason.
@@ -64,6 +68,7 @@ class EngineMetrics:
     def __init__(self) -> None:
         self.steps = 0
         self.generated_tokens = 0
+        self.step_tokens = Histogram(_TOKENS)
         self.schedule_seconds = Histogram()
         self.compute_gap_seconds = Histogram()
         self.step_interval_seconds = Histogram()

@@ -21,6 +21,7 @@ class StepRecord(NamedTuple):
         waiting: sequences that had none.
         held: KV blocks in tables.
         cached: KV blocks that only the prefix index remembers.
+        live: tokens whose KV lies in the held blocks.
     """
 
     number: int
@@ -32,6 +33,11 @@ class StepRecord(NamedTuple):
     waiting: int
     held: int
     cached: int
+    live: int
+
+    def fragmentation(self, block_size: int) -> float:
+        """Share of the held blocks' places that hold no token's KV; 0 where none is held."""
+        return 1 - self.live / (self.held * block_size) if self.held else 0.0
 
 
 class StepLog:
@@ -43,6 +49,11 @@ class StepLog:
     def add(self, record: StepRecord) -> None:
         """A step has run."""
         self._records.append(record)
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The last step; None before the first."""
+        return self._records[-1] if self._records else None
 
     def since(self, number: int) -> list[StepRecord]:
         """The steps after that number, oldest first."""

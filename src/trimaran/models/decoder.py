@@ -72,6 +72,18 @@ def decoder_tensors(config: ModelConfig, biased: Collection[str]) -> dict[str, S
     return tensors
 
 
+def attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
+    """The attention of a layer."""
+    return AttentionSpec(
+        layer=layer,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.attention_scale(),
+        window=config.window(layer),
+    )
+
+
 class Decoder:
     """A decoder-only transformer; implements `Model`."""
 
@@ -116,8 +128,9 @@ class Decoder:
         q = ops.linear(h, layer.q, layer.q_bias)
         k = ops.linear(h, layer.k, layer.k_bias)
         v = ops.linear(h, layer.v, layer.v_bias)
-        q = ops.rope(q, batch.positions, config.num_heads, config.rope)
-        k = ops.rope(k, batch.positions, config.num_kv_heads, config.rope)
+        rope = config.layer_rope(layer.attention.layer)
+        q = ops.rope(q, batch.positions, config.num_heads, rope)
+        k = ops.rope(k, batch.positions, config.num_kv_heads, rope)
         attended = ops.attention(q, k, v, layer.attention)
         return ops.add(x, ops.linear(attended, layer.o, layer.o_bias))
 
@@ -143,11 +156,5 @@ class Decoder:
             gate=weights[prefix + "mlp.gate_proj.weight"],
             up=weights[prefix + "mlp.up_proj.weight"],
             down=weights[prefix + "mlp.down_proj.weight"],
-            attention=AttentionSpec(
-                layer=index,
-                heads=config.num_heads,
-                kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=config.head_dim**-0.5,
-            ),
+            attention=attention_spec(config, index),
         )

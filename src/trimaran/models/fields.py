@@ -28,6 +28,10 @@ class Fields:
         self._read.add(key)
         return self._values.get(key)
 
+    def has(self, key: str) -> bool:
+        """Whether the field is there, be it null."""
+        return self.prefix + key in self._values
+
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         """A whole number from `low` to `high`."""
         value = self._or_default(key, default)

@@ -21,6 +21,7 @@ import tokenizers
 from trimaran.core.errors import CheckpointError, UnsupportedModelError
 from trimaran.models import byte_level
 from trimaran.models.folder_seams import find_seams
+from trimaran.models.text_ids import text_ids
 from trimaran.models.tokenizer_config import TokenizerConfig
 from trimaran.models.vocabulary import Vocabulary
 
@@ -125,7 +126,7 @@ class _Encoder:
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         tokenizer = self._tokenizer if parse_special else self._literal()
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        return text_ids(tokenizer, text)
 
     def _literal(self) -> tokenizers.Tokenizer:
         with self._lock:

@@ -45,7 +45,18 @@ _LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA3_LAYER_TENSORS = {
+    **_LAYER_TENSORS,
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _NAME = re.compile(r"(?:blk\.(0|[1-9]\d{0,5})\.)?([a-z_]+)\.(weight|bias)")
+
+_GEMMA3_PATTERN = 6  # every so manieth layer sees all positions
+_GEMMA3_27B_LAYERS = 62  # that model scales its scores by another size than its heads'
 
 # Architectures whose q and k rows are stored for a RoPE of neighbouring pairs.
 _INTERLEAVED_ROPE = frozenset({"llama"})
@@ -91,25 +102,33 @@ def read_config(file: GGUFFile, architecture: str) -> ModelConfig:
     context = fields.integer("context_length", 1, MAX_CONTEXT)
     vocab = _vocab_size(file, fields)
     tokenizer = Fields(file.metadata, str(file.path), "tokenizer.ggml.")
+    layers = fields.integer("block_count", 1, MAX_LAYERS)
+    gemma3 = architecture == "gemma3"
+    windows = _windows(fields, architecture, layers, context)
+    rope = _rope(file, fields, head_dim)
+    local = fields.real("rope.freq_base_swa", 10000.0) if gemma3 else None
     config = ModelConfig(
         architecture=architecture,
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=_same_in_all_layers(fields, "feed_forward_length", MAX_WIDTH),
-        num_layers=fields.integer("block_count", 1, MAX_LAYERS),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=context,
         rms_norm_eps=fields.real("attention.layer_norm_rms_epsilon"),
-        rope=_rope(file, fields, head_dim),
+        rope=rope,
         tie_word_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         bos_token_id=tokenizer.token("bos_token_id", vocab),
         eos_token_ids=_end_tokens(file, tokenizer, vocab),
+        windows=windows,
+        local_rope=None if local is None else RopeSpec(dim=head_dim, theta=local),
+        query_scale=(hidden // heads) ** -0.5 if gemma3 and layers == _GEMMA3_27B_LAYERS else None,
     )
     check_heads(config, str(file.path))
-    _refuse_the_rest(fields, context)
+    _refuse_the_rest(fields)
     return config
 
 
@@ -119,13 +138,14 @@ def read_weights(file: GGUFFile, config: ModelConfig) -> dict[str, Weight]:
     Raises:
         UnsupportedModelError: a vector is stored in blocks.
     """
+    parts = _GEMMA3_LAYER_TENSORS if config.architecture == "gemma3" else _LAYER_TENSORS
     interleaved = config.architecture in _INTERLEAVED_ROPE
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if interleaved else {}
     weights = {}
     for stored_name, storage in file.tensors.items():
         if stored_name == ROPE_DIVISORS:
             continue
-        name, part = _canonical(stored_name)
+        name, part = _canonical(stored_name, parts)
         if len(storage.shape) == 1 and BLOCK_TYPES[storage.type_id].elements > 1:
             raise UnsupportedModelError(
                 f"{file.path}: tensor {stored_name!r} is a vector in blocks of"
@@ -135,7 +155,7 @@ def read_weights(file: GGUFFile, config: ModelConfig) -> dict[str, Weight]:
     return weights
 
 
-def _canonical(stored: str) -> tuple[str, str]:
+def _canonical(stored: str, parts: Mapping[str, str]) -> tuple[str, str]:
     """(Hugging Face's name, the middle of the file's name) of a tensor."""
     match = _NAME.fullmatch(stored)
     if match is None:
@@ -143,9 +163,9 @@ def _canonical(stored: str) -> tuple[str, str]:
     layer, part, kind = match.groups()
     if layer is None:
         return (f"{_TENSORS[part]}.{kind}" if part in _TENSORS else stored), part
-    if part not in _LAYER_TENSORS:
+    if part not in parts:
         return stored, part
-    return f"model.layers.{layer}.{_LAYER_TENSORS[part]}.{kind}", part
+    return f"model.layers.{layer}.{parts[part]}.{kind}", part
 
 
 def _check_general(file: GGUFFile) -> None:
@@ -173,6 +193,28 @@ def _same_in_all_layers(fields: Fields, key: str, most: int, default: int | None
         only = {fields.prefix + key: value[0]}
         return Fields(only, fields.where, fields.prefix).integer(key, 1, most)
     return fields.integer(key, 1, most, default)
+
+
+def _windows(fields: Fields, architecture: str, layers: int, context: int) -> tuple[int, ...]:
+    """How many positions each layer sees; empty where all see all."""
+    gemma3 = architecture == "gemma3"
+    window = fields.integer("attention.sliding_window", 0, MAX_CONTEXT, 0)
+    if architecture not in ("llama", "gemma3") and 0 < window < context:
+        raise fields.unsupported("attention.sliding_window", window, "it is not supported")
+    if gemma3 and window == 0:
+        raise fields.wrong("attention.sliding_window", window or None, "Gemma 3 has windows")
+    if not gemma3:
+        return (window,) * layers if 0 < window < context else ()
+    window = min(window, context)
+    pattern = fields.value("attention.sliding_window_pattern")
+    if isinstance(pattern, list):  # by layer, whether it has the window
+        if len(pattern) != layers or not all(isinstance(flag, bool) for flag in pattern):
+            raise fields.wrong(
+                "attention.sliding_window_pattern", pattern, f"it must be {layers} booleans"
+            )
+        return tuple(window if flag else 0 for flag in pattern)
+    every = fields.integer("attention.sliding_window_pattern", 1, MAX_LAYERS, _GEMMA3_PATTERN)
+    return tuple(window if (layer + 1) % every else 0 for layer in range(layers))
 
 
 def _vocab_size(file: GGUFFile, fields: Fields) -> int:
@@ -259,10 +301,7 @@ def _control_tokens(metadata: Mapping[str, object]) -> dict[int, object]:
     }
 
 
-def _refuse_the_rest(fields: Fields, context: int) -> None:
-    window = fields.value("attention.sliding_window")
-    if window is not None and not (isinstance(window, int) and (window == 0 or window >= context)):
-        raise fields.unsupported("attention.sliding_window", window, "it is not supported")
+def _refuse_the_rest(fields: Fields) -> None:
     fields.only("expert_count", 0, why="mixtures of experts are not supported")
     fields.only("expert_used_count", 0, why="mixtures of experts are not supported")
     fields.only("use_parallel_residual", False)

@@ -27,6 +27,7 @@ from tokenizers import models, pre_tokenizers
 from trimaran.core.errors import CheckpointError, UnsupportedModelError, nearest
 from trimaran.models import byte_level
 from trimaran.models.seams import Seams
+from trimaran.models.text_ids import text_ids
 from trimaran.models.vocabulary import Vocabulary
 
 log = logging.getLogger("trimaran")
@@ -342,7 +343,7 @@ class _Merger:
                     self._replace(vocabulary, text, ids)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = text_ids(self._tokenizer, text)
         if not self._instead:
             return ids
         size, instead = self._size, self._instead

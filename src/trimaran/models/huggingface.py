@@ -33,6 +33,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
+    "Gemma3ForCausalLM": "gemma3",
 }
 """Names in config.json, and which architecture computes them."""
 
@@ -41,6 +42,7 @@ ARCHITECTURES: Mapping[str, str] = {
 _HARMLESS = (
     "architectures",
     "attention_dropout",
+    "cache_implementation",
     "chunk_size_feed_forward",
     "do_sample",
     "dtype",
@@ -75,6 +77,11 @@ _HARMLESS = (
 )
 _HARMLESS_PATTERNS = ("_.*", "unsloth_.*")
 
+_MISTRAL_WINDOW = 4096
+"""What transformers takes where MistralForCausalLM's config.json doesn't say."""
+_GEMMA3_PATTERN = 6
+"""Every so manieth layer of Gemma 3 sees all positions."""
+
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceModel:
@@ -94,8 +101,14 @@ class HuggingFaceModel:
         """
         config = read_config(folder)
         files = open_safetensors(folder)
+        less_one = config.architecture == "gemma3"  # norms are stored less 1
         weights = {
-            name: Weight(name, storage.shape, storage)
+            name: Weight(
+                name,
+                storage.shape,
+                storage,
+                offset=1.0 if less_one and name.endswith("norm.weight") else 0.0,
+            )
             for file in files
             for name, storage in file.tensors.items()
         }
@@ -118,25 +131,33 @@ def read_config(folder: Path) -> ModelConfig:
     head_dim = _head_dim(fields, hidden, heads)
     context = fields.integer("max_position_embeddings", 1, MAX_CONTEXT)
     vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
+    layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
+    gemma3 = name == "Gemma3ForCausalLM"
+    rope, local_rope = (
+        _gemma3_ropes(fields, head_dim) if gemma3 else (_rope(fields, head_dim), None)
+    )
     config = ModelConfig(
         architecture=ARCHITECTURES[name],
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size", 1, MAX_WIDTH),
-        num_layers=fields.integer("num_hidden_layers", 1, MAX_LAYERS),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=fields.integer("num_key_value_heads", 1, MAX_HEADS, default=heads),
         head_dim=head_dim,
         context_length=context,
         rms_norm_eps=fields.real("rms_norm_eps"),
-        rope=_rope(fields, head_dim),
-        tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
+        rope=rope,
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", gemma3),
         attention_bias=_attention_bias(fields, name),
         bos_token_id=fields.token("bos_token_id", vocab),
         eos_token_ids=_end_tokens(folder, fields, vocab),
+        windows=_windows(fields, name, layers, context),
+        local_rope=local_rope,
+        query_scale=fields.real("query_pre_attn_scalar", 256) ** -0.5 if gemma3 else None,
     )
     check_heads(config, str(path))
-    _refuse_the_rest(fields, name, context)
+    _refuse_the_rest(fields, name)
     return config
 
 
@@ -169,7 +190,83 @@ def _attention_bias(fields: Fields, name: str) -> bool:
     if name == "MistralForCausalLM":
         fields.only("attention_bias", False, why="Mistral has no biases")
         return False
+    if name == "Gemma3ForCausalLM":
+        fields.only("attention_bias", False, why="biases are not supported in Gemma 3")
+        return False
     return fields.boolean("attention_bias", False)
+
+
+def _windows(fields: Fields, name: str, layers: int, context: int) -> tuple[int, ...]:
+    """How many positions each layer sees; empty where all see all."""
+    kinds = fields.value("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
+        raise fields.wrong("layer_types", kinds, f"it must be a list of {layers} layers")
+    if name == "Gemma3ForCausalLM":
+        return _gemma3_windows(fields, kinds, layers, context)
+    for kind in kinds or ():
+        if kind != "full_attention":
+            raise fields.unsupported("layer_types", kind, "only full_attention is supported")
+    if name != "MistralForCausalLM":  # the others have a switch of its own for it
+        fields.value("sliding_window")
+        return ()
+    if fields.has("sliding_window"):
+        if fields.value("sliding_window") is None:
+            return ()
+        window = fields.integer("sliding_window", 1, MAX_CONTEXT)
+    else:
+        window = _MISTRAL_WINDOW
+    return (window,) * layers if window < context else ()
+
+
+def _gemma3_windows(
+    fields: Fields, kinds: list[object] | None, layers: int, context: int
+) -> tuple[int, ...]:
+    window = min(fields.integer("sliding_window", 1, MAX_CONTEXT, 4096), context)
+    pattern = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, _GEMMA3_PATTERN)
+    if kinds is None:
+        return tuple(window if (layer + 1) % pattern else 0 for layer in range(layers))
+    known = {"full_attention": 0, "sliding_attention": window}
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in known:
+            raise fields.unsupported("layer_types", kind, f"only {' and '.join(known)} are")
+    return tuple(known[str(kind)] for kind in kinds)
+
+
+def _gemma3_ropes(fields: Fields, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
+    """(of layers that see all, of those with a window): by `rope_parameters` with an entry for
+    each kind of layer, or by the fields of transformers 4."""
+    theta = fields.real("rope_theta", 1e6)
+    local = fields.real("rope_local_base_freq", 1e4)
+    scaling, parameters = fields.value("rope_scaling"), fields.value("rope_parameters")
+    if parameters is None:
+        rope = RopeSpec(dim=head_dim, theta=theta)
+        if scaling is not None:
+            rope = _nested_rope(fields, "rope_scaling", scaling, head_dim, theta)
+        return rope, RopeSpec(dim=head_dim, theta=local)
+    if scaling is not None:
+        raise fields.wrong("rope_scaling", scaling, "rope_parameters are there as well")
+    if not isinstance(parameters, dict):
+        raise fields.wrong("rope_parameters", parameters, "it must be an object")
+    kinds = Fields(parameters, f"{fields.where}: rope_parameters")
+    ropes = [
+        _nested_rope(
+            kinds, kind, {} if kinds.value(kind) is None else kinds.value(kind), head_dim, base
+        )
+        for kind, base in (("full_attention", theta), ("sliding_attention", local))
+    ]
+    kinds.finish()
+    return ropes[0], ropes[1]
+
+
+def _nested_rope(fields: Fields, key: str, value: object, head_dim: int, theta: float) -> RopeSpec:
+    """From an object with `rope_type` and perhaps a `rope_theta` of its own."""
+    if not isinstance(value, dict):
+        raise fields.wrong(key, value, "it must be an object")
+    rope = Fields(value, f"{fields.where}: {key}")
+    rope.only("partial_rotary_factor", 1, 1.0)
+    spec = _scaled(rope, head_dim, rope.real("rope_theta", theta))
+    rope.finish()
+    return spec
 
 
 def _rope(fields: Fields, head_dim: int) -> RopeSpec:
@@ -225,26 +322,21 @@ def _end_tokens(folder: Path, fields: Fields, vocab: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _refuse_the_rest(fields: Fields, name: str, context: int) -> None:
+def _refuse_the_rest(fields: Fields, name: str) -> None:
     """Every field that would change the computation and isn't honoured."""
-    fields.only("hidden_act", "silu")
+    if name == "Gemma3ForCausalLM":
+        fields.only("hidden_activation", "gelu_pytorch_tanh")
+        fields.only("final_logit_softcapping")
+        fields.only("attn_logit_softcapping")
+        fields.only("use_bidirectional_attention", False)
+    else:
+        fields.only("hidden_act", "silu")
+        fields.only("use_sliding_window", False, why="sliding windows are not supported")
     fields.only("mlp_bias", False)
     fields.only("rope_interleaved", False)
     fields.only("partial_rotary_factor", 1, 1.0)
     fields.only("use_mrope", False)
-    fields.only("use_sliding_window", False, why="sliding windows are not supported")
     fields.only("is_decoder", True, False)  # transformers' decoders are causal either way
     fields.only("is_encoder_decoder", False)
     fields.only("add_cross_attention", False)
-    window = fields.value("sliding_window")
-    used = name == "MistralForCausalLM"  # the others have a switch of its own for it
-    if used and window is not None and not (isinstance(window, int) and window >= context):
-        raise fields.unsupported("sliding_window", window, "sliding windows are not supported")
-    kinds = fields.value("layer_types")
-    if isinstance(kinds, list):
-        for kind in kinds:
-            if kind != "full_attention":
-                raise fields.unsupported("layer_types", kind, "only full_attention is supported")
-    elif kinds is not None:
-        raise fields.wrong("layer_types", kinds, "it must be a list")
     fields.finish(_HARMLESS, _HARMLESS_PATTERNS)

@@ -1,4 +1,4 @@
-"""Llama and models of the same computation, such as SmolLM2 and Mistral without windows."""
+"""Llama and models of the same computation, such as SmolLM2 and Mistral."""
 
 from __future__ import annotations
 

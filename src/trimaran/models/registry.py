@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from trimaran.core.errors import UnsupportedModelError, nearest
 from trimaran.models.config import ModelConfig
+from trimaran.models.gemma3 import Gemma3Model
 from trimaran.models.llama import LlamaModel
 from trimaran.models.model import Model
 from trimaran.models.qwen2 import Qwen2Model
@@ -14,6 +15,7 @@ from trimaran.models.weight import Weight
 ARCHITECTURES: Mapping[str, Callable[[ModelConfig, Mapping[str, Weight]], Model]] = {
     "llama": LlamaModel,
     "qwen2": Qwen2Model,
+    "gemma3": Gemma3Model,
 }
 
 

@@ -37,12 +37,15 @@ class Weight:
         head_permutation: heads whose rows are stored in interleaved-RoPE order (GGUF files
             of the "llama" architecture do so for q and k); 0 where they are not. Readers
             of `raw` must reorder rows by `row_order`; `values` has done it.
+        offset: `values` adds it to what is stored (Gemma's norms in Hugging Face's files are
+            stored less 1). Only of vectors, which nobody reads by `raw`.
     """
 
     name: str
     shape: tuple[int, ...]
     storage: Storage
     head_permutation: int = 0
+    offset: float = 0.0
 
     def row_order(self) -> npt.NDArray[np.int64] | None:
         """Rows of the file in the order the model wants, or None if it is the file's."""
@@ -55,6 +58,8 @@ class Weight:
     def values(self) -> npt.NDArray[np.float32]:
         """float32 values in `shape`, rows in the model's order."""
         values = self.storage.dequantize().reshape(self.shape)
+        if self.offset:
+            values = values + np.float32(self.offset)
         order = self.row_order()
         return values if order is None else values[order]
 

@@ -8,7 +8,7 @@ A sequence that waits so holds nothing: the load holds the blocks, and what it b
 indexed, so the sequence finds it as a longer prefix when it is admitted, and computes the
 rest. Other sequences are served meanwhile. In a time of waiting each has a load begun for it
 at most once, joins others' at most twice, and waits for each no longer than computing would
-take, or a tenth of a second: nobody waits for a tier for ever.
+take, or half a second: nobody waits for a tier for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trimaran.core.request import Sequence
 from trimaran.schedule.capacity import Capacity
 from trimaran.schedule.cost_model import StepCostModel
 
-MIN_SECONDS = 0.1
+MIN_SECONDS = 0.5
 """How long one may wait for a load in any case: it is only looked at between steps."""
 
 MAX_SECONDS = 10.0

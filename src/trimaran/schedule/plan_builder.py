@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from trimaran.cache.manager import KVCacheManager
 from trimaran.core.request import Sequence
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import GroupTables, StepPlan
 from trimaran.schedule.running import packed
 from trimaran.schedule.selection import Selection
 from trimaran.schedule.step import ScheduledStep
@@ -80,21 +80,34 @@ class PlanBuilder:
     ) -> StepPlan:
         """`places` [T] says to which sequence each row belongs."""
         kv = self._kv
-        tables = kv.tables(chosen.rows, kv.blocks_for(int(ends.max())))
+        width = kv.blocks_for(int(ends.max()))
+        tables = kv.tables(chosen.rows, width)
         blocks, offsets = np.divmod(positions, np.int32(kv.block_size))
-        slots = tables.ravel().take(places * np.int32(tables.shape[1]) + blocks)
-        slots *= np.int32(kv.block_size)
-        slots += offsets
-        copies = kv.take_copies()
+        blocks += places * np.int32(width)
+
+        def slots_of(tables: Int32) -> Int32:
+            slots = tables.ravel().take(blocks)
+            slots *= np.int32(kv.block_size)
+            slots += offsets
+            return slots
+
+        def copies_of(copies: list[tuple[int, int]]) -> Int32:
+            return np.array(copies, np.int32) if copies else _NO_COPIES
+
+        more = []
+        for group in kv.more:
+            own = group.tables(chosen.rows, width)
+            more.append(GroupTables(slots_of(own), own, copies_of(group.take_copies())))
         return StepPlan(
             tokens,
             positions,
-            slots,
+            slots_of(tables),
             row_starts,
             ends,
             tables,
             logit_rows,
-            np.array(copies, np.int32) if copies else _NO_COPIES,
+            copies_of(kv.take_copies()),
+            tuple(more),
         )
 
 

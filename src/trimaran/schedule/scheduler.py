@@ -267,6 +267,10 @@ class Scheduler:
         """Those of the waiting that wait for blocks from a lower tier."""
         return 0 if self.loading is None else len(self.loading)
 
+    def live_tokens(self) -> int:
+        """Tokens whose KV lies in held blocks; shared ones count once."""
+        return self.kv.live_tokens(self._running.rows, self._running.computed)
+
     def running(self) -> Iterator[Sequence]:
         """Sequences that hold blocks, in order of admission."""
         return iter(self._running.sequences)
@@ -388,7 +392,7 @@ class Scheduler:
             count = self._chunking.admit(prefix.tokens, want, budget, alone and not parts)
             if count == 0:
                 break
-            if not self.kv.admit(sequence, prefix, sequence.total):
+            if not self.kv.admit(sequence, prefix, sequence.total, count):
                 if self._park_one():
                     free = self._free_seats()
                     continue

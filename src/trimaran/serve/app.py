@@ -17,6 +17,7 @@ from trimaran.core.errors import TrimaranError
 from trimaran.serve.errors import INVALID, NOT_FOUND, SERVER, ApiError
 from trimaran.serve.invalid import as_invalid
 from trimaran.serve.middleware import Bodies, Keys, RequestIds
+from trimaran.serve.openapi import describe
 from trimaran.serve.routes import (
     anthropic,
     chat,
@@ -33,11 +34,12 @@ from trimaran.serve.routes import (
 )
 from trimaran.serve.service import Service
 from trimaran.serve.sse import ClientGoneError, told
+from trimaran.serve.traces import Traces
 
 log = logging.getLogger("trimaran")
 
 
-def create_app(service: Service) -> ASGIApp:
+def create_app(service: Service, traces: Traces | None = None) -> ASGIApp:
     """The whole application around one service."""
     config = service.config
     api = FastAPI(
@@ -58,6 +60,7 @@ def create_app(service: Service) -> ASGIApp:
     for known in (ApiError, TrimaranError):
         api.add_exception_handler(known, _error)
     api.add_exception_handler(Exception, _bug)
+    setattr(api, "openapi", describe(api, bool(config.api_keys)))  # noqa: B010
     app: ASGIApp = api
     app = Bodies(app, config.max_body_bytes, config.body_timeout)
     app = Keys(app, config.api_keys, ("/ui/",))
@@ -69,7 +72,7 @@ def create_app(service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return RequestIds(app, config.access_log)
+    return RequestIds(app, config.access_log, traces)
 
 
 async def _error(request: Request, error: Exception) -> Response:

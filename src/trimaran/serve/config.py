@@ -34,6 +34,8 @@ class ServeConfig:
         keep_alive: seconds that an unused connection stays open.
         drain_timeout: seconds that running requests have to end after SIGTERM.
         warmup: dummy requests run before the server is ready; 0: none.
+        otlp_endpoint: of a collector that speaks OTLP over HTTP, to which traces go; None: no
+            traces. Needs the extra `otel`.
         access_log: a line a request on standard error.
         log_json: log lines are JSON objects.
     """
@@ -60,6 +62,7 @@ class ServeConfig:
     keep_alive: float = 30.0
     drain_timeout: float = 30.0
     warmup: int = 2
+    otlp_endpoint: str | None = None
     access_log: bool = True
     log_json: bool = False
 

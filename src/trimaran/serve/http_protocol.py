@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import uuid
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from trimaran.serve.errors import INVALID, SERVER, ApiError
+
+access = logging.getLogger("trimaran.access")
 
 MAX_FIELDS = 200
 """Header fields of a request."""
@@ -32,6 +36,7 @@ class LimitedProtocol(HttpToolsProtocol):
     max_connections = 1024
     header_timeout = 10.0
     write_timeout = 60.0
+    log_refusals = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -134,10 +139,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is before:  # a WebSocket
             return
-        if self.scope["http_version"] == "1.0":
-            _without_chunks(self.cycle)
         self._cycles = [each for each in self._cycles if not each.response_complete]
         self._cycles.append(self.cycle)
+        if self.scope["http_version"] == "1.0":
+            _without_chunks(self.cycle)
+        elif self.scope["http_version"] != "1.1":
+            self._refuse(505, "HTTP/1.1 and 1.0 are spoken here", "http_version")
         if len(self._cycles) > 1 + MAX_PIPELINED:
             self._refuse(429, "too many requests at once on one connection", "too_many")
         elif len(self._cycles) > 1:
@@ -195,19 +202,44 @@ class LimitedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, status: int, why: str, code: str) -> None:
-        """Closes the connection, with an answer unless one is under way."""
+        """Closes the connection; with an answer where none is under way or owed before."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
         self._stop_timer()
-        if not self._answering():
+        owed = [each for each in self._cycles if not each.response_complete]
+        own = owed[0] if len(owed) == 1 and owed[0].more_body else None  # what is refused
+        if not owed or (own is not None and not own.response_started):
+            if own is not None:
+                own.disconnected = True  # its handler has nothing to say any more
+                own.message_event.set()
             error = ApiError(status, why, SERVER if status >= 500 else INVALID, code=code)
             body = json.dumps(error.body()).encode()
+            request_id = uuid.uuid4().hex
             self.transport.write(
                 b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-                b"connection: close\r\n\r\n%s" % (status, len(body), body)
+                b"x-request-id: %s\r\nconnection: close\r\n\r\n%s"
+                % (status, len(body), request_id.encode(), body)
             )
+            if self.log_refusals and own is None:  # else its handler writes a line
+                self._tell(status, code, request_id)
         self.transport.close()
+
+    def _tell(self, status: int, code: str, request_id: str) -> None:
+        """The line of a request that no handler saw; none for a connection that sent nothing."""
+        if status == 408 and not self._in_head:
+            return
+        access.info(
+            "refused %s %s",
+            code,
+            status,
+            extra={
+                "request_id": request_id,
+                "status": status,
+                "seconds": 0.0,
+                "client": (self.client or ("",))[0],
+            },
+        )
 
 
 class _CountingTransport:
@@ -244,7 +276,11 @@ def _without_chunks(cycle: RequestResponseCycle) -> None:
 
 
 def limited_protocol(
-    max_header_bytes: int, max_connections: int, header_timeout: float, write_timeout: float
+    max_header_bytes: int,
+    max_connections: int,
+    header_timeout: float,
+    write_timeout: float,
+    log_refusals: bool = False,
 ) -> type[LimitedProtocol]:
     """The protocol class with these limits, in bytes, connections and seconds."""
     return type(
@@ -255,5 +291,6 @@ def limited_protocol(
             "max_connections": max_connections,
             "header_timeout": header_timeout,
             "write_timeout": write_timeout,
+            "log_refusals": log_refusals,
         },
     )

@@ -1,27 +1,29 @@
 """Prometheus metrics under vLLM's names, so that its dashboards work unchanged.
 
 Requests are observed where their deltas arrive in the event loop; times come from the
-engine's clock (`RequestMetrics`). Gauges and the cache's counters are read from the engine
-when Prometheus asks.
+engine's clock (`RequestMetrics`). What the engine itself counts is in `engine_metrics.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter as Tally
+from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason
 from trimaran.engine.async_engine import AsyncEngine
 from trimaran.engine.delta_inbox import DeltaInbox
 from trimaran.engine.encoder_engine import EncoderEngine
-
-LABELS = ("model_name", "engine")
+from trimaran.serve.engine_metrics import LABELS, EngineCollector, Renamed
 
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30)
 ITL = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -35,13 +37,13 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._values: tuple[str, str] | None = None
-        self._last: dict[tuple[str, int], float] = {}  # when a sequence's last delta came
+        # When a sequence's last delta came, and how many tokens it has.
+        self._last: dict[tuple[str, int], tuple[float, int]] = {}
+        self._longest: dict[str, int] = {}  # tokens of a request's sequences that have ended
         self._success = self._counter(
             "request_success", "Requests that ended, by reason.", "finished_reason"
         )
-        self._rejected = self._counter(
-            "admission_rejections", "Requests that were refused, by reason.", "reason"
-        )
+        self._rejected: Tally[str] = Tally()
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens served.")
         self._cached = self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
         self._generated = self._counter("generation_tokens", "Tokens generated.")
@@ -69,6 +71,17 @@ class ServerMetrics:
         }
         self._request_prompt = self._histogram("request_prompt_tokens", "Of a request.", TOKENS)
         self._request_output = self._histogram("request_generation_tokens", "Of a request.", TOKENS)
+        self._request_longest = self._histogram(
+            "request_max_num_generation_tokens", "Of a request's longest sequence.", TOKENS
+        )
+        self._asked_n = self._histogram("request_params_n", "Asked for.", (1, 2, 5, 10, 20))
+        self._asked_tokens = self._histogram("request_params_max_tokens", "Asked for.", TOKENS)
+        self.registry.register(
+            Renamed(
+                self._itl.collect, "inter_token_latency_seconds", "time_per_output_token_seconds"
+            )
+        )
+        ProcessCollector(registry=self.registry)
 
     def attach(self, engine: AsyncEngine | EncoderEngine, model_name: str) -> None:
         """From now on the engine's own figures are among the metrics."""
@@ -84,10 +97,15 @@ class ServerMetrics:
             self._e2e,
             self._request_prompt,
             self._request_output,
+            self._request_longest,
+            self._asked_n,
+            self._asked_tokens,
             *self._phases.values(),
         ):
             metric.labels(*self._values)  # there from the start, at zero
-        self.registry.register(_EngineCollector(engine, self._values))
+        for reason in FinishReason:
+            self._success.labels(*self._values, reason.value)
+        self.registry.register(EngineCollector(engine, self._values, self._rejected))
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""
@@ -105,7 +123,7 @@ class ServerMetrics:
 
     def rejected(self, reason: str) -> None:
         """A request was refused before it was handed in."""
-        self._rejected.labels(*self._names, reason).inc()
+        self._rejected[reason] += 1
 
     def came(self, found: Sequence[SequenceDelta]) -> None:
         """Deltas of one request have arrived."""
@@ -114,22 +132,24 @@ class ServerMetrics:
             if not delta.token_ids:
                 continue
             key = (delta.request_id, delta.index)
-            before = self._last.get(key)
-            self._last[key] = now
+            before, tokens = self._last.get(key, (None, 0))
+            self._last[key] = (now, tokens + len(delta.token_ids))
             self._generated.labels(*self._names).inc(len(delta.token_ids))
             if before is not None:
                 self._itl.labels(*self._names).observe(now - before)
             elif delta.index == 0 and delta.metrics is not None and delta.metrics.ttft is not None:
                 self._ttft.labels(*self._names).observe(delta.metrics.ttft)
             if delta.finish_reason is not None:
-                del self._last[key]
+                self._keep_longest(delta.request_id, self._last.pop(key)[1])
 
     def ended(self, streams: Iterable[DeltaInbox]) -> None:
         """Requests have ended, or their client has left."""
         for stream in streams:
             request = stream.request
             for index in range(request.params.n):
-                self._last.pop((request.id, index), None)
+                _, tokens = self._last.pop((request.id, index), (0.0, 0))
+                self._keep_longest(request.id, tokens)
+            longest = self._longest.pop(request.id)
             metrics = stream.metrics
             reason = stream.finish_reason or FinishReason.ABORT
             self._success.labels(*self._names, reason.value).inc()
@@ -140,7 +160,14 @@ class ServerMetrics:
             self._preemptions.labels(*self._names).inc(metrics.preemptions)
             self._request_prompt.labels(*self._names).observe(len(request.prompt))
             self._request_output.labels(*self._names).observe(stream.tokens)
+            self._request_longest.labels(*self._names).observe(longest)
+            self._asked_n.labels(*self._names).observe(request.params.n)
+            if request.params.max_tokens is not None:
+                self._asked_tokens.labels(*self._names).observe(request.params.max_tokens)
             self._times(metrics, stream.tokens, request.params.n)
+
+    def _keep_longest(self, request_id: str, tokens: int) -> None:
+        self._longest[request_id] = max(tokens, self._longest.get(request_id, 0))
 
     def _times(self, metrics: RequestMetrics, tokens: int, n: int) -> None:
         begin, first, end = metrics.first_scheduled, metrics.first_token, metrics.finished
@@ -184,44 +211,3 @@ def _counts(metric: Histogram) -> dict[str, list[float]]:
                 below.append(sample.value)
     counts = [high - low for low, high in zip([0.0, *below], below, strict=False)]
     return {"bounds": bounds[:-1], "counts": counts}
-
-
-class _EngineCollector(Collector):
-    """Reads the engine's state when it is asked for."""
-
-    def __init__(self, engine: AsyncEngine | EncoderEngine, values: tuple[str, str]) -> None:
-        self._engine = engine
-        self._values = values
-
-    def collect(self) -> Iterator[Metric]:
-        scheduler = self._engine.core.scheduler
-        usage = scheduler.kv.usage()
-        gauges = {
-            "num_requests_running": ("Sequences that run.", scheduler.num_running),
-            "num_requests_waiting": ("Sequences that wait.", scheduler.num_waiting),
-            "kv_cache_usage_perc": (
-                "Share of the KV blocks that requests hold (0 to 1).",
-                usage.held / max(1, usage.total),
-            ),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            gauge.add_metric(self._values, value)
-            yield gauge
-        counters = {
-            "prefix_cache_queries": ("Prompt tokens that were looked up.", usage.queried_tokens),
-            "prefix_cache_hits": ("Prompt tokens that were found.", usage.hit_tokens),
-        }
-        for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            counter.add_metric(self._values, value)
-            yield counter
-        config = self._engine.core.config
-        about = GaugeMetricFamily(
-            "vllm:cache_config_info",
-            "The cache's configuration, in labels.",
-            labels=("engine", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
-        )
-        blocks, size = str(usage.total), str(scheduler.kv.block_size)
-        about.add_metric(("0", size, blocks, str(config.prefix_cache)), 1)
-        yield about

@@ -9,7 +9,6 @@ import asyncio
 import hmac
 import json
 import logging
-import time
 import uuid
 from collections.abc import Sequence
 from urllib.parse import quote
@@ -18,6 +17,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trimaran.serve.errors import AUTH, INVALID, ApiError, unavailable
+from trimaran.serve.record import Record, current
+from trimaran.serve.traces import Traces, trace_id_of
 
 access = logging.getLogger("trimaran.access")
 
@@ -28,18 +29,19 @@ OPEN_PATHS = frozenset(
 
 _KEY_PROTOCOL = "openai-insecure-api-key."
 
-LARGEST_BODIES = 16
-"""Bodies of the largest size that may be on their way in at once..."""
+LARGEST_BODIES = 32
+"""Bodies of the largest size that are held at once..."""
 LEAST_TOTAL = 64 << 20
-"""...or, where a body is small, as many as fit these bytes."""
+"""...or, where that is less, as many as fit these bytes."""
 
 
 class RequestIds:
-    """Names each request, in its answer's headers and in the access log."""
+    """Names each request, in its answer's headers and in the access log, and traces it."""
 
-    def __init__(self, app: ASGIApp, log: bool) -> None:
+    def __init__(self, app: ASGIApp, log: bool, traces: Traces | None = None) -> None:
         self._app = app
         self._log = log
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,18 +53,24 @@ class RequestIds:
             shown = own
         scope.setdefault("state", {})["request_id"] = own
         status = 0
-        begin = time.perf_counter()
+        record = Record(shown, trace_id_of(_header(scope, b"traceparent")))
+        traced = self._traces.begin(record, scope) if self._traces is not None else None
+        current.set(record)
 
         async def send_named(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message).append("x-request-id", shown)
+                if traced is not None:
+                    MutableHeaders(scope=message).append("traceparent", traced[1])
             await send(message)
 
         try:
             await self._app(scope, receive, send_named)
         finally:
+            if self._traces is not None and traced is not None:
+                self._traces.end(traced[0], record, status)
             if self._log:
                 path = _one_line(scope)
                 access.info(
@@ -75,8 +83,9 @@ class RequestIds:
                         "method": scope["method"],
                         "path": path,
                         "status": status,
-                        "seconds": round(time.perf_counter() - begin, 6),
+                        "seconds": round(record.seconds, 6),
                         "client": (scope.get("client") or ("",))[0],
+                        "engine": record.facts(),
                     },
                 )
 
@@ -125,8 +134,8 @@ class Keys:
 class Bodies:
     """Reads the whole body of a request, within a size and a time, before its handler runs.
 
-    What has come of all bodies together is bounded too: else a thousand clients that each
-    leave out the last byte would hold a thousand times the size of one.
+    What has come of all bodies whose requests aren't answered is bounded too: else a thousand
+    clients that each leave out the last byte would hold a thousand times the size of one.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float) -> None:
@@ -156,7 +165,10 @@ class Bodies:
             taken = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._app(scope, replay, send)
+        try:
+            await self._app(scope, replay, send)
+        finally:
+            self._total -= len(body)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         length = _header(scope, b"content-length")
@@ -164,6 +176,7 @@ class Bodies:
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
+        whole = False
         try:
             async with asyncio.timeout(self._seconds):
                 while True:
@@ -179,6 +192,7 @@ class Bodies:
                         raise _too_many()
                     parts.append(part)
                     if not message.get("more_body", False):
+                        whole = True
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(
@@ -188,7 +202,8 @@ class Bodies:
                 headers={"connection": "close"},
             ) from None
         finally:
-            self._total -= size
+            if not whole:
+                self._total -= size
 
     def _too_large(self) -> ApiError:
         return ApiError(

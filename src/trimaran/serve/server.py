@@ -26,6 +26,7 @@ from trimaran.serve.config import ServeConfig
 from trimaran.serve.http_protocol import LimitedProtocol, limited_protocol
 from trimaran.serve.service import LoadedService, Service
 from trimaran.serve.session_socket import SessionSocket
+from trimaran.serve.traces import Traces
 from trimaran.serve.warmup import warm_up, warm_up_encoder
 
 log = logging.getLogger("trimaran")
@@ -97,6 +98,9 @@ def run_server(
     listening = _listen(config)
     _allow_files(config.max_connections)
     service = Service(config)
+    traces = None
+    if config.otlp_endpoint is not None:
+        traces = Traces(config.otlp_endpoint, listening.getsockname()[1])
 
     def load() -> LoadedService:
         path = resolve(model, progress=progress)
@@ -107,9 +111,13 @@ def run_server(
         loaded = load_engine(model, engine_config, phases=phases, progress=progress)
         return LoadedService(AsyncEngine(loaded.core), loaded.chat_template, loaded.path)
 
-    server = _Server(_uvicorn_config(service), service)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(server, service, listening, load, phases, ready))
+    server = _Server(_uvicorn_config(service, traces), service)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(server, service, listening, load, phases, ready))
+    finally:
+        if traces is not None:
+            traces.close()
 
 
 async def _serve(
@@ -176,16 +184,17 @@ def _address(config: ServeConfig, listening: socket.socket) -> str:
     return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
 
-def _uvicorn_config(service: Service) -> uvicorn.Config:
+def _uvicorn_config(service: Service, traces: Traces | None) -> uvicorn.Config:
     config = service.config
     try:
         found = uvicorn.Config(
-            create_app(service),
+            create_app(service, traces),
             http=limited_protocol(
                 config.max_header_bytes,
                 config.max_connections,
                 config.header_timeout,
                 config.write_timeout,
+                config.access_log,
             ),
             lifespan="off",
             log_config=None,

@@ -27,6 +27,7 @@ from trimaran.models.chat_template import ChatTemplate
 from trimaran.serve.config import ServeConfig
 from trimaran.serve.errors import ApiError, busy, timed_out, unavailable
 from trimaran.serve.metrics import ServerMetrics
+from trimaran.serve.record import current
 
 LONG_TEXT = 50_000
 """Characters above which a text is encoded on another thread, so that the loop goes on."""
@@ -178,6 +179,8 @@ class Service:
         if not self.names:
             _ = self.loaded
         if name is None or name in self.names:
+            if (record := current.get()) is not None:
+                record.model = name or self.names[0]
             return name or self.names[0]
         raise ApiError(
             404,
@@ -270,6 +273,7 @@ class Service:
                 is too large.
         """
         if self.phase is Phase.DRAINING:
+            self.metrics.rejected("draining")
             raise unavailable("the server is shutting down; ask another one", "draining", 5)
         if prompts * n > self.config.max_n:
             raise ApiError(
@@ -316,7 +320,7 @@ class Service:
             begin + self.config.request_timeout,
             self.metrics,
         )
-        with self._seats(job, len(prompts)):
+        with self._seats(job, len(prompts)), self._recorded(job):
             for prompt in prompts:
                 # Clients may name their requests; the engine's names are never theirs alone,
                 # so that two requests of one name don't end each other.
@@ -403,6 +407,21 @@ class Service:
         job.asked = True
         job.begin = asyncio.get_running_loop().time()
         job.deadline = job.begin + self.config.request_timeout
+
+    @contextmanager
+    def _recorded(self, job: Job) -> Iterator[None]:
+        """Tells the record of the HTTP request, if there is one, of its job."""
+        record, core = current.get(), self.engine.core
+        if record is None:
+            yield
+            return
+        record.started(job.params, core.clock.now())
+        try:
+            yield
+        finally:
+            for stream in job.streams:
+                metrics = stream.metrics or core.metrics_of(stream.request.id)
+                record.ended(stream, metrics, core.clock.now())
 
     @contextmanager
     def _seats(self, job: Job, count: int) -> Iterator[None]:

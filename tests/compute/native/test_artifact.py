@@ -16,6 +16,7 @@ from support.builds import SoundBuild, build_file, load_build, read_header, sign
 from support.plans import Line, step
 from support.quantized import quantized_model
 from support.tiny import tiny_model
+from support.tiny_windows import window_folder
 
 from trimaran.compute.native import artifact
 from trimaran.compute.native.artifact import Build, write_build
@@ -24,6 +25,7 @@ from trimaran.compute.native.built import BuiltModel, build
 from trimaran.core.config import WEIGHTS
 from trimaran.core.errors import BackendError, BuildError, CapacityError, TrimaranError
 from trimaran.core.step_plan import Float32
+from trimaran.models.load import load_checkpoint
 from trimaran.models.rope import Llama3Scaling, RopeSpec
 from trimaran.models.source import Source
 from trimaran.models.text_files import GGUF_METADATA, NAMES
@@ -34,11 +36,11 @@ TEXT = {GGUF_METADATA: b"some text"}
 FUNCTION_FIXTURES = [HealthCheck.function_scoped_fixture]
 
 
-def logits_of(model: Any) -> Float32:
+def logits_of(model: Any, tokens: list[int] = TOKENS) -> Float32:
     backend = NativeBackend(model, threads=2, max_rows=64)
     backend.allocate_cache(4, 16)
-    line = Line(TOKENS, [0, 1, 2])
-    step(backend, [(line, len(TOKENS))], 16)
+    line = Line(tokens, [0, 1, 2])
+    step(backend, [(line, len(tokens))], 16)
     backend.close()
     return np.array(line.logits)
 
@@ -96,6 +98,28 @@ def test_everything_about_the_model_is_kept(tmp_path: Path) -> None:
     assert read.config == model.config
     assert (read.source, read.text_files) == (SOURCE, (GGUF_METADATA,))
     assert Build.open(build_file(tmp_path), NAMES) == read
+
+
+def test_windows_are_kept(tmp_path: Path) -> None:
+    folder = window_folder(tmp_path / "m", "Gemma3ForCausalLM")
+    own = build(load_checkpoint(folder).model, "as-is", "auto")
+    write_build(tmp_path / "b", own, SOURCE, TEXT)
+    read = load_build(tmp_path / "b")
+    assert read.config == own.config and read.config.windows
+    tokens = [token % 40 for token in TOKENS]
+    np.testing.assert_array_equal(logits_of(read, tokens), logits_of(own, tokens))
+
+
+@pytest.mark.parametrize("windows", [[6], [6, 6, 6, 6, 6, 0, -1], [6, 6, 6, 6, 6, 0, "6"], 6])
+def test_windows_that_cannot_be_are_refused(tmp_path: Path, windows: object) -> None:
+    folder = window_folder(tmp_path / "m", "Gemma3ForCausalLM")
+    built = tmp_path / "b"
+    write_build(built, build(load_checkpoint(folder).model, "as-is", "auto"), SOURCE, TEXT)
+    content = build_file(built).read_bytes()
+    change = signed(content, lambda header: header["model"].update(windows=windows))
+    build_file(built).write_bytes(change)
+    with pytest.raises(BuildError):
+        load_build(built)
 
 
 def test_weights_stay_when_the_file_goes(folder: Path, built: BuiltModel) -> None:

@@ -20,6 +20,7 @@ from trimaran.compute.native.recorder import (
     Embed,
     GatedLinear,
     Gather,
+    GeluMul,
     Linear,
     Node,
     Recorder,
@@ -119,9 +120,13 @@ def tapes(draw: st.DrawFn) -> Tape:
     known = [ops.embed(tokens, weight(20))]
     for _ in range(draw(st.integers(1, 30))):
         x, y = draw(st.sampled_from(known)), draw(st.sampled_from(known))
-        match draw(st.sampled_from("nlas")):
+        match draw(st.sampled_from("nhlasg")):
             case "n":
                 known.append(ops.rms_norm(x, weight(8), 1e-5))
+            case "h":
+                known.append(ops.rms_norm(x, weight(4), 1e-5, heads=2))
+            case "g":
+                known.append(ops.gelu_mul(x, y))
             case "l":
                 known.append(ops.linear(x, weight(8)))
             case "a":
@@ -135,7 +140,7 @@ def tapes(draw: st.DrawFn) -> Tape:
 def may_overwrite(node: Node, out: Symbol, over: Symbol) -> bool:
     """Operations that read an element before they write the same one."""
     match node:
-        case RmsNorm() | Rope() | Add() | SiluMul():
+        case RmsNorm() | Rope() | Add() | SiluMul() | GeluMul():
             return over in inputs_of(node)
         case Linear(parts=parts):
             return any(part.out is out and part.residual is over for part in parts)

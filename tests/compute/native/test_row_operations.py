@@ -73,6 +73,29 @@ def test_silu_mul(row: tuple[int, float, int]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(rows)
+def test_gelu_mul(row: tuple[int, float, int]) -> None:
+    gate, up = normal(row), normal(row, 1)
+    gate[0] = -200.0  # the cube is large
+    wide = gate.astype(np.float64)
+    inner = np.clip(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3), -300, None)
+    # 1 + tanh(z) without the cancellation where z is far below 0
+    expected = wide / (1 + np.exp(-2 * inner)) * up
+    results = {}
+    with np.errstate(over="ignore"):
+        for isa in ISAS:
+            out = np.empty_like(gate)
+            _native.gelu_mul(isa, gate, up, out)
+            # An exponent of z is rounded relative to z: 2^-23 z of the result.
+            tolerance = np.abs(expected) * (2e-6 * 40 + 1e-6 * np.abs(inner)) + 1e-30
+            near = np.isfinite(expected.astype(np.float32))  # beyond that it is infinite
+            np.testing.assert_array_equal(out[~near], expected[~near].astype(np.float32))
+            assert (np.abs(out[near] - expected[near]) <= tolerance[near]).all()
+            results[isa] = out
+    assert equal_where_fused(results)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows)
 def test_add(row: tuple[int, float, int]) -> None:
     a, b = normal(row), normal(row, 1)
     for isa in ISAS:

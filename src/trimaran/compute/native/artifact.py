@@ -250,16 +250,30 @@ def _kv(value: object) -> str | None:
 
 
 def _config(values: Mapping[str, Any]) -> ModelConfig:
-    rope = dict(values["rope"])
-    if rope["llama3"] is not None:
-        rope["llama3"] = Llama3Scaling(**rope["llama3"])
-    if rope["divisors"] is not None:
-        rope["divisors"] = tuple(rope["divisors"])
-    ends = tuple(values["eos_token_ids"])
-    config = ModelConfig(**{**values, "rope": RopeSpec(**rope), "eos_token_ids": ends})
+    local = values["local_rope"]
+    read = {
+        "rope": _rope(values["rope"]),
+        "local_rope": None if local is None else _rope(local),
+        "eos_token_ids": tuple(values["eos_token_ids"]),
+        "windows": tuple(values["windows"]),
+    }
+    config = ModelConfig(**{**values, **read})
+    if any(type(window) is not int or window < 0 for window in config.windows) or (
+        config.windows and len(config.windows) != config.num_layers
+    ):
+        raise TypeError(f"windows is {config.windows!r}")
     hints = get_type_hints(ModelConfig)
     for field in fields(ModelConfig):
         value = getattr(config, field.name)
         if hints[field.name] is int and (type(value) is not int or value < 1):
             raise TypeError(f"{field.name} is {value!r}")
     return config
+
+
+def _rope(values: Mapping[str, Any]) -> RopeSpec:
+    rope = dict(values)
+    if rope["llama3"] is not None:
+        rope["llama3"] = Llama3Scaling(**rope["llama3"])
+    if rope["divisors"] is not None:
+        rope["divisors"] = tuple(rope["divisors"])
+    return RopeSpec(**rope)

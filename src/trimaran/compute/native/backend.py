@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from trimaran.compute.backend import Bytes, Int32
+from trimaran.compute.backend import Bytes, Int32, blocks_by_group, no_memory
 from trimaran.compute.native import _native
 from trimaran.compute.native.built import BuiltModel, build
 from trimaran.compute.native.sampler import NativeSampler
@@ -17,6 +17,7 @@ from trimaran.core.config import KV_FORMATS
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
+from trimaran.models.layer_groups import LayerGroup, layer_groups
 from trimaran.models.model import Model
 
 _SCALE_BYTES = 4  # of an int8 cache: a float32 for each token and KV head
@@ -122,22 +123,22 @@ class NativeBackend:
         head = config.head_dim + _SCALE_BYTES if self._kv == "int8" else 2 * config.head_dim
         return 2 * config.num_layers * config.num_kv_heads * head
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        return layer_groups(self._config)
+
+    def allocate_cache(self, num_blocks: int | Sequence[int], block_size: int) -> None:
         """Makes the KV cache. Memory is taken from the system as blocks are first written.
 
         Raises:
             CapacityError: the memory can't be had.
             BackendError: the kernels don't know the block size.
         """
+        counts = blocks_by_group(num_blocks, self.layer_groups())
         try:
-            self._open().allocate_cache(num_blocks, block_size)
+            self._open().allocate_cache(counts, block_size)
             self._block_size = block_size
         except MemoryError:
-            size = num_blocks * block_size * self.kv_bytes_per_token()
-            raise CapacityError(
-                f"the KV cache of {num_blocks} blocks needs {size} bytes, which can't be had;"
-                " lower kv_cache_bytes or kv_memory_fraction"
-            ) from None
+            raise no_memory(self, counts, block_size) from None
         except ValueError as error:
             raise BackendError(f"{error} (block_size is {block_size})") from None
 
@@ -174,6 +175,7 @@ class NativeBackend:
                 plan.block_tables,
                 plan.logit_rows,
                 plan.copies,
+                [(tables.slots, tables.block_tables, tables.copies) for tables in plan.more],
             )
         except ValueError as error:
             raise BackendError(str(error)) from None

@@ -15,6 +15,7 @@ from trimaran.compute.native.recorder import (
     Embed,
     GatedLinear,
     Gather,
+    GeluMul,
     Linear,
     Node,
     Part,
@@ -91,7 +92,7 @@ def _overwrites(node: Node) -> list[tuple[Symbol, Symbol | None]]:
     match node:
         case Rope(out=out, x=x) | RmsNorm(out=out, x=x) | Add(out=out, x=x):
             return [(out, x)]
-        case SiluMul(out=out, gate=gate):
+        case SiluMul(out=out, gate=gate) | GeluMul(out=out, gate=gate):
             return [(out, gate)]
         case Linear(parts=parts) if len(parts) == 1:
             return [(parts[0].out, parts[0].residual)]
@@ -111,8 +112,8 @@ def build_plan(tape: Tape) -> Plan:
 
 def _emit(plan: Plan, at: _Buffers, node: Node) -> None:
     match node:
-        case Embed(out, weight):
-            plan.call("embed", at[out], Matrix(weight.name))
+        case Embed(out, weight, scale):
+            plan.call("embed", at[out], Matrix(weight.name), scale)
         case Angles(out, spec):
             plan.call("angles", at[out], spec.frequencies().tolist())
         case RmsNorm(out, x, weight, eps):
@@ -131,19 +132,22 @@ def _emit(plan: Plan, at: _Buffers, node: Node) -> None:
                 spec.kv_heads,
                 spec.head_dim,
                 spec.scale,
+                spec.window,
                 at.direct(out),
             )
         case SiluMul(out, gate, up):
             plan.call("silu_mul", at[out], at[gate], at[up])
+        case GeluMul(out, gate, up):
+            plan.call("gelu_mul", at[out], at[gate], at[up])
         case Add(out, x, y):
             plan.call("add", at[out], at[x], at[y])
         case Gather(out, x):
             plan.call("gather", at[out], at[x])
         case Linear(x, parts):
             plan.call("linear", at[x], [_part(at, part, part.out) for part in parts], at.direct(x))
-        case GatedLinear(out, x, gate, up):
+        case GatedLinear(out, x, gate, up, gelu):
             gates, values = (_part(at, part, out) for part in (gate, up))
-            plan.call("gated_linear", at[x], gates, values, at.direct(out))
+            plan.call("gated_linear", at[x], gates, values, gelu, at.direct(out))
 
 
 def _part(at: _Buffers, part: Part, out: Symbol) -> list[object]:

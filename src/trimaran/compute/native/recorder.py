@@ -6,7 +6,8 @@ which leave every number as it is:
     add(x, linear(h))                      ->  linear(h) with residual x
     linear(h, a); linear(h, b); ...        ->  one node, so that h is rounded once and the
                                                threads meet once
-    silu_mul(linear(h, a), linear(h, b))   ->  one node that writes only the product
+    silu_mul(linear(h, a), linear(h, b))   ->  one node that writes only the product; and so
+                                               with gelu_mul
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Symbol:
 class Embed:
     out: Symbol
     weight: Weight
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RmsNorm:
     out: Symbol
     x: Symbol
     weight: Weight
-    eps: float
+    eps: float  # of each part of a row that is as long as the weight
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class SiluMul:
+    out: Symbol
+    gate: Symbol
+    up: Symbol
+
+
+@dataclass(frozen=True)
+class GeluMul:
     out: Symbol
     gate: Symbol
     up: Symbol
@@ -104,15 +113,17 @@ class Linear:
 
 @dataclass(frozen=True)
 class GatedLinear:
-    """silu(gate) * up of two layers of one input; the parts' own outputs never exist."""
+    """silu or gelu(gate) * up of two layers of one input; the parts' own outputs never exist."""
 
     out: Symbol
     x: Symbol
     gate: Part
     up: Part
+    gelu: bool = False
 
 
-Node = Embed | Angles | RmsNorm | Rope | Attention | SiluMul | Add | Gather | Linear | GatedLinear
+Product = SiluMul | GeluMul
+Node = Embed | Angles | RmsNorm | Rope | Attention | Product | Add | Gather | Linear | GatedLinear
 
 
 def outputs_of(node: Node) -> tuple[Symbol, ...]:
@@ -129,7 +140,7 @@ def inputs_of(node: Node) -> tuple[Symbol, ...]:
             return (x, angles)
         case Attention(q=q, k=k, v=v):
             return (q, k, v)
-        case SiluMul(gate=gate, up=up):
+        case SiluMul(gate=gate, up=up) | GeluMul(gate=gate, up=up):
             return (gate, up)
         case Add(x=x, y=y):
             return (x, y)
@@ -154,11 +165,11 @@ class Recorder:
     nodes: list[Node] = field(default_factory=list)
     _angles: dict[RopeSpec, Symbol] = field(default_factory=dict)
 
-    def embed(self, tokens: Symbol, weight: Weight) -> Symbol:
+    def embed(self, tokens: Symbol, weight: Weight, scale: float = 1.0) -> Symbol:
         if tokens is not self.tokens:
             raise BackendError("a model can embed the step's tokens only")
         out = Symbol(weight.shape[1])
-        self.nodes.append(Embed(out, weight))
+        self.nodes.append(Embed(out, weight, scale))
         return out
 
     def linear(self, x: Symbol, weight: Weight, bias: Weight | None = None) -> Symbol:
@@ -166,7 +177,9 @@ class Recorder:
         self.nodes.append(Linear(x, (Part(out, weight, bias),)))
         return out
 
-    def rms_norm(self, x: Symbol, weight: Weight, eps: float) -> Symbol:
+    def rms_norm(self, x: Symbol, weight: Weight, eps: float, heads: int = 1) -> Symbol:
+        if heads * weight.shape[0] != x.width:
+            raise BackendError(f"a norm of {weight.shape[0]} in {heads} parts of {x.width}")
         out = Symbol(x.width, x.logits)
         self.nodes.append(RmsNorm(out, x, weight, eps))
         return out
@@ -189,6 +202,11 @@ class Recorder:
     def silu_mul(self, gate: Symbol, up: Symbol) -> Symbol:
         out = Symbol(gate.width, gate.logits)
         self.nodes.append(SiluMul(out, gate, up))
+        return out
+
+    def gelu_mul(self, gate: Symbol, up: Symbol) -> Symbol:
+        out = Symbol(gate.width, gate.logits)
+        self.nodes.append(GeluMul(out, gate, up))
         return out
 
     def add(self, x: Symbol, y: Symbol) -> Symbol:
@@ -303,12 +321,14 @@ def fuse_gates(nodes: list[Node]) -> list[Node]:
     for node in nodes:
         last = fused[-1] if fused else None
         if (
-            isinstance(node, SiluMul)
+            isinstance(node, Product)
             and isinstance(last, Linear)
             and [part.out for part in last.parts] == [node.gate, node.up]
             and all(uses[part.out] == 1 and part.residual is None for part in last.parts)
         ):
-            fused[-1] = GatedLinear(node.out, last.x, *last.parts)
+            fused[-1] = GatedLinear(
+                node.out, last.x, last.parts[0], last.parts[1], isinstance(node, GeluMul)
+            )
         else:
             fused.append(node)
     return fused

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from trimaran.compute.backend import Bytes, Int32
-from trimaran.compute.reference.ops import Array, PagedKV, ReferenceOps
+from trimaran.compute.backend import Bytes, Int32, blocks_by_group, no_memory
+from trimaran.compute.reference.ops import Array, PagedKV, ReferenceOps, by_group
 from trimaran.compute.reference.sampler import ReferenceSampler
-from trimaran.core.errors import BackendError, CapacityError
+from trimaran.core.errors import BackendError
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
+from trimaran.models.layer_groups import LayerGroup, layer_groups
 from trimaran.models.model import Model
 from trimaran.models.ops import Batch
 
@@ -26,7 +28,7 @@ class ReferenceBackend:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._values: dict[str, Array] = {}
-        self._cache: PagedKV | None = None
+        self._caches: list[PagedKV] = []
         self.sampler = ReferenceSampler()
 
     def describe(self) -> dict[str, Any]:
@@ -44,22 +46,23 @@ class ReferenceBackend:
         config = self._model.config
         return 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        return layer_groups(self._model.config)
+
+    def allocate_cache(self, num_blocks: int | Sequence[int], block_size: int) -> None:
         config = self._model.config
-        self._cache = None
+        counts = blocks_by_group(num_blocks, self.layer_groups())
+        self._caches = []
         try:
-            self._cache = PagedKV(
-                config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim
-            )
+            self._caches = [
+                PagedKV(group.layers, count, block_size, config.num_kv_heads, config.head_dim)
+                for group, count in zip(self.layer_groups(), counts, strict=True)
+            ]
         except MemoryError:
-            size = num_blocks * block_size * self.kv_bytes_per_token()
-            raise CapacityError(
-                f"the KV cache of {num_blocks} blocks needs {size} bytes, which can't be had;"
-                " lower kv_cache_bytes or kv_memory_fraction"
-            ) from None
+            raise no_memory(self, counts, block_size) from None
 
     def kv_block_bytes(self) -> int:
-        return 0 if self._cache is None else self._cache.block_bytes
+        return self._caches[0].block_bytes if len(self._caches) == 1 else 0
 
     def kv_fingerprint(self) -> bytes:
         cache = self._cached()
@@ -94,18 +97,25 @@ class ReferenceBackend:
         return cache
 
     def _cached(self) -> PagedKV:
-        if self._cache is None:
-            raise BackendError("the KV cache was not allocated; call allocate_cache first")
-        return self._cache
+        """The one cache of a model whose layers are one group."""
+        if len(self._caches) != 1:
+            raise BackendError(
+                "the KV cache was not allocated, or in groups of layers, whose blocks are not"
+                " copied one by one"
+            )
+        return self._caches[0]
 
     def run(self, plan: StepPlan) -> Float32:
-        cache = self._cached()
-        for source, target in plan.copies:
-            cache.copy_blocks(source, target)
-        ops = ReferenceOps(plan, cache, self._values)
+        if not self._caches:
+            raise BackendError("the KV cache was not allocated; call allocate_cache first")
+        tables = by_group(plan, len(self._caches))
+        for cache, own in zip(self._caches, tables, strict=True):
+            for source, target in own.copies:
+                cache.copy_blocks(source, target)
+        ops = ReferenceOps(plan, tables, self._caches, self._values)
         logits: Array = self._model.forward(ops, Batch(plan.tokens, plan.positions))  # type: ignore[arg-type]
         return logits
 
     def close(self) -> None:
-        self._cache = None
+        self._caches = []
         self._values.clear()

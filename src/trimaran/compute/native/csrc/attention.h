@@ -1,4 +1,4 @@
-// Paged causal attention: its inputs, how its work is cut into units, and who merges.
+// Paged causal attention, over all positions or a window of them: its inputs, how its work is cut into units, and who merges.
 //
 // Arithmetic, one for every way of cutting the work. Positions are cut at absolute
 // multiples of kChunk. For each row (one query head of one token) and chunk:
@@ -7,8 +7,8 @@
 //   m   = max s_j,  p_j = exp(s_j - m),  l = sum p_j in a fixed order
 //   acc = sum p_j v_j in order of j
 //
-// and (m, l, acc) of the chunks are merged in order of chunk. Masked positions contribute
-// exactly 0. So a row's bits depend on its own q and on the K and V of its own positions
+// and (m, l, acc) of the chunks that the row sees are merged in order of chunk. Masked
+// positions, behind the row or before its window, contribute exactly 0. So a row's bits depend on its own q and on the K and V of its own positions
 // only: not on the rows that share its unit, the block size, or who runs which chunk.
 //
 // Over an int8 cache the products are exact, in integers:
@@ -17,7 +17,9 @@
 //   w_j = p_j * scale of v_j                    in 15 bits of the chunk's largest w
 //   acc = (sum of w_j * v codes) * the largest w
 //
-// Unused slots of the cache (positions >= context) may hold anything, NaN included.
+// Unused slots of the cache (positions >= context) may hold anything, NaN included. With a
+// window, blocks that lie before those of all rows of a step are not read: their places in the
+// block table may hold anything too.
 //
 // A step: plan_attention once; then for each layer write_kv of all rows (barrier),
 // attention_unit of all units (barrier), and if there are merges, merge_unit of all merges.
@@ -56,6 +58,7 @@ struct AttentionArgs {
   int block_size = 0;
   int table_width = 0;
   float scale = 1.0f;
+  int window = 0;  // positions that a row sees, its own included; 0: all
   const std::int32_t* positions = nullptr;     // [T]
   const std::int32_t* slots = nullptr;         // [T]
   const std::int32_t* row_starts = nullptr;    // [S + 1]
@@ -63,6 +66,16 @@ struct AttentionArgs {
   const std::int32_t* block_tables = nullptr;  // [S][table_width]
   float* workspace = nullptr;  // AttentionPlan::workspace_floats, 64-byte aligned
 };
+
+// The first position that a row at `position` sees (static: the tiers have their own).
+static inline int first_seen(int window, int position) {
+  return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+// The first chunk that a row of the step sees; later rows of its sequence see none before it.
+static inline int first_chunk(const AttentionArgs& args, int row) {
+  return first_seen(args.window, args.positions[row]) / kChunk;
+}
 
 // Rows row_begin..row_end of one sequence.
 struct AttentionSlice {
@@ -92,7 +105,7 @@ struct AttentionMerge {
   std::int32_t kv_head;
 };
 
-// How a step's attention is cut; the same for all of its layers.
+// How a step's attention is cut; the same for all layers with the same window.
 struct AttentionPlan {
   std::vector<AttentionSlice> slices;
   std::vector<AttentionUnit> units;    // in any order, on any thread
@@ -104,10 +117,11 @@ struct AttentionPlan {
 };
 
 // Partials in the workspace, from a slice's own offset:
-//   [kv_head][chunk][token][head of the group][partial_stride of attention_kernels.h]
+//   [kv_head][chunk from the first row's first on][token][head of the group][partial_stride of attention_kernels.h]
 
 // Reads only the dimensions and the step's index arrays of `args`. Reuses the plan's memory.
-// `grouped`: units read pages that several sequences hold once for all of them.
+// `grouped`: units read pages that several sequences hold once for all of them, unless there
+// is a window: then most of what sequences share lies before it.
 void plan_attention(const AttentionArgs& args, int threads, bool grouped, AttentionPlan& plan);
 
 // Bytes of a thread's scratch memory (64-byte aligned) for attention_unit and merge_unit;

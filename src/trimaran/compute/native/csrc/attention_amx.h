@@ -99,11 +99,15 @@ struct TileView {
   int k_stride;
 };
 
+// Scores are made for four subtiles at a time: those from the first of a row block on.
+static inline int first_scored(int begin) { return begin / (4 * kLanes) * 4; }
+
 static void view_keys(const PageReader& pages, int base, int wanted, int dim,
                       const AmxScratch& scratch, TileView& view) {
   const bool join = pages.block_size() < kLanes || dim % kTileDepth != 0;
   view.k_stride = join ? 2 * kLanes : 2 * pages.block_size();
-  int i = 0;
+  const int first = pages.first_subtile(base);
+  int i = first;
   for (; i * kLanes < wanted; ++i) {
     const int position = base + i * kLanes;
     if (!join) {
@@ -118,11 +122,12 @@ static void view_keys(const PageReader& pages, int base, int wanted, int dim,
     view.k[i] = joined;
   }
   for (; i % 4; ++i) view.k[i] = view.k[i - 1];
+  for (i = first; i % 4; --i) view.k[i - 1] = view.k[first];
 }
 
 static void view_values(const PageReader& pages, int base, int wanted, int dim,
                         const AmxScratch& scratch, TileView& view) {
-  for (int i = 0; i * kTileDepth < wanted; ++i) {
+  for (int i = pages.first_subtile(base) / 2; i * kTileDepth < wanted; ++i) {
     const int position = base + i * kTileDepth;
     if (pages.block_size() == kTileDepth && pages.context() - position >= kTileDepth) {
       view.v[i] = pages.values(position);
@@ -202,8 +207,8 @@ static inline void score_double(const std::uint16_t* queries, int depth, const T
 
 // acc of 16 rows (or fewer), N tiles of elements from `column`; N is 1 or 4.
 template <int N>
-static inline void weigh_single(const std::uint16_t* weights, const TileView& view, int steps,
-                                int dim, int column, float* acc, int acc_stride) {
+static inline void weigh_single(const std::uint16_t* weights, const TileView& view, int first,
+                                int steps, int dim, int column, float* acc, int acc_stride) {
   constexpr int w_stride = kWeightStride * sizeof(std::uint16_t);
   const int v_stride = 2 * dim * static_cast<int>(sizeof(std::uint16_t));
   _tile_zero(0);
@@ -212,7 +217,7 @@ static inline void weigh_single(const std::uint16_t* weights, const TileView& vi
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int step = 0; step < steps; ++step) {
+  for (int step = first; step < steps; ++step) {
     const std::uint16_t* v = view.v[step] + 2 * column;
     _tile_loadd(4, weights + step * kWeightStep, w_stride);
     _tile_loadd(6, v, v_stride);
@@ -236,15 +241,15 @@ static inline void weigh_single(const std::uint16_t* weights, const TileView& vi
 }
 
 // acc of 32 rows, two tiles of elements from `column`.
-static inline void weigh_double(const std::uint16_t* weights, const TileView& view, int steps,
-                                int dim, int column, float* acc, int acc_stride) {
+static inline void weigh_double(const std::uint16_t* weights, const TileView& view, int first,
+                                int steps, int dim, int column, float* acc, int acc_stride) {
   constexpr int w_stride = kWeightStride * sizeof(std::uint16_t);
   const int v_stride = 2 * dim * static_cast<int>(sizeof(std::uint16_t));
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int step = 0; step < steps; ++step) {
+  for (int step = first; step < steps; ++step) {
     const std::uint16_t* v = view.v[step] + 2 * column;
     const std::uint16_t* w = weights + step * kWeightStep;
     _tile_loadd(4, w, w_stride);
@@ -279,17 +284,28 @@ static inline __mmask16 first_lanes(int count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
 
-// Scores of one row (to base 2) become weights; the first `valid` positions (>= 1) count,
-// the others up to `padded` weigh 0. `stats`: the maximum and the sum.
-static inline void softmax_tiles(float* scores, int padded, int valid, float* stats) {
+// Scores of one row (to base 2) become weights; the positions that are seen count, the others
+// from `begin` up to `padded` (multiples of 32) weigh 0. `stats`: the maximum and the sum.
+static inline void softmax_tiles(float* scores, int begin, int padded, Seen seen,
+                                 float* stats) {
   const __m512 none = _mm512_set1_ps(-__builtin_inff());
-  const int whole = valid / kTileDepth * kTileDepth;
-  const __mmask16 rest = first_lanes(valid - whole);
-  const __mmask16 more = first_lanes(valid - whole - kLanes);
+  const int whole = seen.end / kTileDepth * kTileDepth;
+  const int head = seen.begin / kTileDepth * kTileDepth, gone = seen.begin - head;
+  const auto seen_first = static_cast<__mmask16>(~first_lanes(gone));
+  const auto seen_second = static_cast<__mmask16>(~first_lanes(gone - kLanes));
+  const bool same = head == whole;  // the window begins among the last positions
+  const __mmask16 rest = first_lanes(seen.end - whole) & (same ? seen_first : 0xffff);
+  const __mmask16 more = first_lanes(seen.end - whole - kLanes) & (same ? seen_second : 0xffff);
   const __m512 last = _mm512_mask_loadu_ps(none, rest, scores + whole);
   const __m512 after = _mm512_mask_loadu_ps(none, more, scores + whole + kLanes);
   __m512 top = last, other = after;
-  for (int i = 0; i < whole; i += kTileDepth) {
+  int start = head;
+  if (gone && !same) {
+    top = _mm512_max_ps(_mm512_mask_loadu_ps(none, seen_first, scores + head), top);
+    other = _mm512_max_ps(_mm512_mask_loadu_ps(none, seen_second, scores + head + kLanes), other);
+    start += kTileDepth;
+  }
+  for (int i = start; i < whole; i += kTileDepth) {
     top = _mm512_max_ps(_mm512_load_ps(scores + i), top);
     other = _mm512_max_ps(_mm512_load_ps(scores + i + kLanes), other);
   }
@@ -297,7 +313,8 @@ static inline void softmax_tiles(float* scores, int padded, int valid, float* st
   const __m512 peak = _mm512_set1_ps(stats[0]);
   const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
   __m512 sum = _mm512_setzero_ps();
-  int i = 0;
+  int i = begin;
+  for (; i < head; i += kTileDepth) _mm512_store_ps(scores + i, _mm512_setzero_ps());
   const auto weigh = [&](__mmask16 keep_first, __m512 first, __mmask16 keep_second,
                          __m512 second) {
     first = exp2_weights(keep_first, _mm512_sub_ps(first, peak));
@@ -306,9 +323,14 @@ static inline void softmax_tiles(float* scores, int padded, int valid, float* st
     _mm512_store_si512(scores + i, (__m512i)weights);
     sum = _mm512_dpbf16_ps(sum, weights, ones);
   };
+  if (start > head) {
+    weigh(seen_first, _mm512_mask_loadu_ps(none, seen_first, scores + i), seen_second,
+          _mm512_mask_loadu_ps(none, seen_second, scores + i + kLanes));
+    i += kTileDepth;
+  }
   for (; i < whole; i += kTileDepth)
     weigh(0xffff, _mm512_load_ps(scores + i), 0xffff, _mm512_load_ps(scores + i + kLanes));
-  if (rest) {
+  if (rest || more) {
     weigh(rest, last, more, after);
     i += kTileDepth;
   }
@@ -319,28 +341,28 @@ static inline void softmax_tiles(float* scores, int padded, int valid, float* st
 // Scores of `count` rows, at most 32, whose tiles are configured for 16 rows, or for
 // `count` where that is less.
 static void score_tiles(const std::uint16_t* queries, int count, int depth,
-                        const TileView& view, int steps, float* scores) {
+                        const TileView& view, int first, int steps, float* scores) {
   finish_writes();
   if (count > kTileRows)
-    for (int i = 0; i < 2 * steps; i += 2) score_double(queries, depth, view, i, scores);
+    for (int i = first; i < 2 * steps; i += 2) score_double(queries, depth, view, i, scores);
   else
-    for (int i = 0; i < 2 * steps; i += 4) score_single(queries, depth, view, i, scores);
+    for (int i = first; i < 2 * steps; i += 4) score_single(queries, depth, view, i, scores);
 }
 
 // acc of the same rows.
 static void weigh_tiles(const std::uint16_t* weights, int count, int dim, const TileView& view,
-                        int steps, float* acc) {
+                        int first, int steps, float* acc) {
   const int stride = partial_stride(dim);
   finish_writes();
   int column = 0;
   if (count > kTileRows)
     for (; column + 2 * kLanes <= dim; column += 2 * kLanes)
-      weigh_double(weights, view, steps, dim, column, acc, stride);
+      weigh_double(weights, view, first, steps, dim, column, acc, stride);
   for (; count <= kTileRows && column + 4 * kLanes <= dim; column += 4 * kLanes)
-    weigh_single<4>(weights, view, steps, dim, column, acc, stride);
+    weigh_single<4>(weights, view, first, steps, dim, column, acc, stride);
   for (; column < dim; column += kLanes)
     for (int top = 0; top < count; top += kTileRows)
-      weigh_single<1>(weights + top * kWeightStride, view, steps, dim, column,
+      weigh_single<1>(weights + top * kWeightStride, view, first, steps, dim, column,
                       acc + top * stride, stride);
 }
 
@@ -353,7 +375,7 @@ static void attend_head_amx(const AttentionArgs& args, const AttentionUnit& unit
   const UnitRows rows(args, unit, slices);
   const int dim = args.head_dim, stride = partial_stride(dim);
   const AmxScratch scratch(memory, rows.rows(), dim);
-  const PageReader pages(args, rows.sequence(), kv_head);
+  const PageReader pages(args, rows.sequence(), kv_head, rows.from());
   const auto* weights = reinterpret_cast<const std::uint16_t*>(scratch.scores);
   load_query_planes(args, rows, kv_head, scratch);
   int configured = 0;
@@ -362,24 +384,25 @@ static void attend_head_amx(const AttentionArgs& args, const AttentionUnit& unit
     TileView view;
     view_keys(pages, base, wanted, dim, scratch, view);
     view_values(pages, base, wanted, dim, scratch, view);
-    const bool merge = rows.whole() && chunk > 0, aside = merge || rows.scattered();
+    const bool merge = rows.merges(base), aside = merge || rows.scattered();
     float* all = rows.whole() ? scratch.state : rows.partials(kv_head, chunk);
-    for (int row = rows.first_row(base), count; row < rows.rows(); row += count) {
-      count = tile_rows(rows.rows() - row);
+    const int end_row = rows.end_row(base);
+    for (int row = rows.first_row(base), count; row < end_row; row += count) {
+      count = tile_rows(end_row - row);
       const int height = count < kTileRows ? count : kTileRows;
       if (height != configured) load_tile_config(TileConfig(configured = height));
-      int valid[2 * kTileRows];
-      rows.valid(base, row, count, valid);
-      const int steps = (valid[count - 1] + kTileDepth - 1) / kTileDepth;
-      score_tiles(scratch.queries + row * 2 * scratch.depth, count, scratch.depth, view, steps,
-                  scratch.scores);
+      Seen seen[2 * kTileRows];
+      rows.seen(base, row, count, seen);
+      const int begin = seen[0].begin, first = begin / kTileDepth;
+      const int steps = (seen[count - 1].end + kTileDepth - 1) / kTileDepth;
+      score_tiles(scratch.queries + row * 2 * scratch.depth, count, scratch.depth, view,
+                  first_scored(begin), steps, scratch.scores);
       float* target = aside ? scratch.partial : all + row * stride;
       for (int r = 0; r < count; ++r)
-        softmax_tiles(scratch.scores + r * kScoreStride, steps * kTileDepth, valid[r],
-                       target + r * stride + dim);
-      weigh_tiles(weights, count, dim, view, steps, target);
-      for (int r = 0; merge && r < count; ++r)
-        merge_partial(scratch.state + (row + r) * stride, target + r * stride, dim);
+        softmax_tiles(scratch.scores + r * kScoreStride, first * kTileDepth, steps * kTileDepth,
+                      seen[r], target + r * stride + dim);
+      weigh_tiles(weights, count, dim, view, first, steps, target);
+      if (merge) rows.merge(base, row, count, target, scratch.state);
       if (rows.scattered()) rows.scatter(kv_head, chunk, row, count, target);
     }
   }

@@ -89,8 +89,10 @@ void attend(const std::string& isa, int threads, Array<const float, 3> q,
             Array<const std::int32_t, 1> slots, Array<const std::int32_t, 1> row_starts,
             Array<const std::int32_t, 1> contexts, Array<const std::int32_t, 2> block_tables,
             float scale, Array<float, 3> out, std::optional<Array<std::uint8_t, 4>> out_bf16,
-            bool grouped, const std::string& kv) {
+            bool grouped, const std::string& kv, int window) {
   AttentionArgs args;
+  check(window >= 0, "window must not be negative");
+  args.window = window;
   args.kv = kv_from_name(kv);
   args.q = q.data();
   args.k = k.data();
@@ -181,7 +183,7 @@ void bind_attention(nb::module_& module) {
              nb::arg("slots"), nb::arg("row_starts"), nb::arg("contexts"),
              nb::arg("block_tables"), nb::arg("scale"), nb::arg("out"),
              nb::arg("out_bf16") = nb::none(), nb::arg("grouped") = true,
-             nb::arg("kv") = "bf16");
+             nb::arg("kv") = "bf16", nb::arg("window") = 0);
   module.def("prefix_groups", &prefix_groups, nb::arg("positions"), nb::arg("row_starts"),
              nb::arg("block_tables"), nb::arg("block_size"), nb::arg("most_rows"));
   module.def("copy_block", &copy_block, nb::arg("cache"), nb::arg("source"),

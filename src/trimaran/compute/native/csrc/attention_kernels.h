@@ -52,10 +52,11 @@ static inline void score_block(const float* q, int dim, const std::uint16_t* con
       vstore(scores + r * kScoreStride + v * kLanes, vadd(even[r][v], odd[r][v]));
 }
 
+// Subtiles first .. subtiles.
 template <int R>
-static void score_rows(const float* q, int dim, const ChunkView& view, int subtiles,
+static void score_rows(const float* q, int dim, const ChunkView& view, int first, int subtiles,
                        float* scores) {
-  int i = 0;
+  int i = first;
   for (; i + kPositionVectors <= subtiles; i += kPositionVectors)
     score_block<R, kPositionVectors>(q, dim, view.k + i, view.k_stride, scores + i * kLanes);
   for (; i < subtiles; ++i)
@@ -64,22 +65,22 @@ static void score_rows(const float* q, int dim, const ChunkView& view, int subti
 
 // acc[r][n * 16 ..] = sum over positions of weight[r][position] * v[position][..].
 template <int R, int N>
-static inline void weigh_block(const float* weights, const ChunkView& view, int subtiles,
-                               int dim, int column, float* acc, int acc_stride) {
+static inline void weigh_block(const float* weights, const ChunkView& view, int first,
+                               int subtiles, int dim, int column, float* acc, int acc_stride) {
   V16 sum[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sum[r][n] = vzero();
-  for (int i = 0; i < subtiles; ++i) {
+  for (int i = first; i < subtiles; ++i) {
     const std::uint16_t* v = view.v[i] + 2 * column;
     const float* w = weights + i * kLanes;
     for (int j = 0; j < kLanes; j += 2, v += 2 * dim) {
-      V16 first[N], second[N];
-      for (int n = 0; n < N; ++n) vload_bf16_pairs(v + 2 * kLanes * n, first[n], second[n]);
+      V16 even[N], odd[N];
+      for (int n = 0; n < N; ++n) vload_bf16_pairs(v + 2 * kLanes * n, even[n], odd[n]);
       for (int r = 0; r < R; ++r) {
         const V16 w_first = vset1(w[r * kScoreStride + j]);
         const V16 w_second = vset1(w[r * kScoreStride + j + 1]);
         for (int n = 0; n < N; ++n)
-          sum[r][n] = vfma(w_second, second[n], vfma(w_first, first[n], sum[r][n]));
+          sum[r][n] = vfma(w_second, odd[n], vfma(w_first, even[n], sum[r][n]));
       }
     }
   }
@@ -89,22 +90,34 @@ static inline void weigh_block(const float* weights, const ChunkView& view, int 
 }
 
 template <int R>
-static void weigh_rows(const float* weights, const ChunkView& view, int subtiles, int dim,
-                       float* acc, int acc_stride) {
+static void weigh_rows(const float* weights, const ChunkView& view, int first, int subtiles,
+                       int dim, float* acc, int acc_stride) {
   int column = 0;
   for (; column + kLanes * kElementVectors <= dim; column += kLanes * kElementVectors)
-    weigh_block<R, kElementVectors>(weights, view, subtiles, dim, column, acc, acc_stride);
+    weigh_block<R, kElementVectors>(weights, view, first, subtiles, dim, column, acc,
+                                    acc_stride);
   for (; column < dim; column += kLanes)
-    weigh_block<R, 1>(weights, view, subtiles, dim, column, acc, acc_stride);
+    weigh_block<R, 1>(weights, view, first, subtiles, dim, column, acc, acc_stride);
 }
 
-// Scores of one row become weights; the first `valid` positions (>= 1) count, the others
-// weigh 0. Returns the maximum and the sum in `stats`.
-static void softmax_row(float* scores, int subtiles, int valid, float* stats) {
+// Positions of a chunk that a row sees: begin < end.
+struct Seen {
+  int begin, end;
+};
+
+// Scores of one row, of subtiles first .. subtiles, become weights; the positions that are
+// seen count, the others weigh 0. Returns the maximum and the sum in `stats`.
+static void softmax_row(float* scores, int first, int subtiles, Seen seen, float* stats) {
   const V16 none = vset1(-__builtin_inff());
-  const int whole = valid / kLanes, rest = valid % kLanes;
+  const int head = seen.begin / kLanes, gone = seen.begin % kLanes;
+  const int whole = seen.end / kLanes, rest = seen.end % kLanes;
+  for (int i = first; i < head; ++i) vstore(scores + i * kLanes, vzero());
+  if (gone) {
+    float* begin = scores + head * kLanes;
+    vstore(begin, vselect_first(gone, none, vload(begin)));
+  }
   V16 top = none;
-  for (int i = 0; i < whole; ++i) top = vmax(vload(scores + i * kLanes), top);
+  for (int i = head; i < whole; ++i) top = vmax(vload(scores + i * kLanes), top);
   if (rest) {
     float* last = scores + whole * kLanes;
     const V16 masked = vselect_first(rest, vload(last), none);
@@ -115,7 +128,7 @@ static void softmax_row(float* scores, int subtiles, int valid, float* stats) {
   const V16 peak = vset1(stats[0]);
   const int used = whole + (rest ? 1 : 0);
   V16 sum = vzero();
-  for (int i = 0; i < used; ++i) {
+  for (int i = head; i < used; ++i) {
     const V16 weight = vexp2(vsub(vload(scores + i * kLanes), peak));
     vstore(scores + i * kLanes, weight);
     sum = vadd(sum, weight);
@@ -147,7 +160,8 @@ static inline std::size_t query_offset(const AttentionArgs& args, int row, int h
 static inline float* slice_partials(const AttentionArgs& args, const AttentionSlice& slice,
                                     int kv_head) {
   const std::int64_t rows = (slice.row_end - slice.row_begin) * (args.heads / args.kv_heads);
-  const std::int64_t chunks = args.positions[slice.row_end - 1] / kChunk + 1;
+  const std::int64_t chunks =
+      args.positions[slice.row_end - 1] / kChunk + 1 - first_chunk(args, slice.row_begin);
   return args.workspace + slice.partial +
          kv_head * chunks * rows * partial_stride(args.head_dim);
 }
@@ -206,6 +220,7 @@ class UnitRows {
     // Rows of several sequences see all of the unit's chunks, as if they lay behind them.
     first_ = count_ > 1 ? unit.chunk_end * kChunk : args.positions[slices_->row_begin];
     last_ = count_ > 1 ? first_ : args.positions[slices_->row_end - 1];
+    from_ = first_seen(args.window, first_);
   }
 
   int rows() const { return rows_; }
@@ -214,15 +229,38 @@ class UnitRows {
   bool whole() const { return slices_->partial < 0; }
   const AttentionSlice& slice() const { return *slices_; }
 
-  // How many positions of the chunk at `base` any row sees.
+  // The first position that any row sees.
+  int from() const { return from_; }
+  // Of the chunk at `base`: one behind the last position that any row sees.
   int seen(int base) const { return last_ + 1 - base < kChunk ? last_ + 1 - base : kChunk; }
   // The first row that sees the chunk.
   int first_row(int base) const { return base > first_ ? (base - first_) * group_ : 0; }
-  // How many positions of the chunk each of `count` rows from `row` sees.
-  void valid(int base, int row, int count, int* valid) const {
+  // One behind the last row that sees the chunk.
+  int end_row(int base) const {
+    if (args_.window == 0) return rows_;
+    const int tokens = base + kChunk + args_.window - 1 - first_;
+    return tokens < rows_ / group_ ? tokens * group_ : rows_;
+  }
+  // What of the chunk each of `count` rows from `row` sees; begins and ends ascend.
+  void seen(int base, int row, int count, Seen* seen) const {
     for (int r = 0; r < count; ++r) {
-      const int seen = first_ - base + (row + r) / group_ + 1;
-      valid[r] = seen < kChunk ? seen : kChunk;
+      const int position = first_ + (row + r) / group_;
+      const int begin = first_seen(args_.window, position) - base, end = position - base + 1;
+      seen[r] = {begin > 0 ? begin : 0, end < kChunk ? end : kChunk};
+    }
+  }
+  // Whether the unit has had a chunk before the one at `base` that it merges this one with.
+  bool merges(int base) const { return whole() && base > from_; }
+  // Partials of rows row .. row + count, of the chunk at `base`, go from `source` into their
+  // state: merged, or as they are where it is the first chunk that a row sees.
+  void merge(int base, int row, int count, const float* source, float* state) const {
+    const int stride = partial_stride(args_.head_dim);
+    state += row * stride;
+    for (int r = 0; r < count; ++r, source += stride, state += stride) {
+      if (first_seen(args_.window, first_ + (row + r) / group_) < base)
+        merge_partial(state, source, args_.head_dim);
+      else
+        std::memcpy(state, source, stride * sizeof(float));
     }
   }
 
@@ -260,13 +298,14 @@ class UnitRows {
   }
   float* partials(const AttentionSlice& slice, int kv_head, int chunk) const {
     return slice_partials(args_, slice, kv_head) +
-           static_cast<std::int64_t>(chunk) * rows_of(slice) * partial_stride(args_.head_dim);
+           static_cast<std::int64_t>(chunk - first_chunk(args_, slice.row_begin)) *
+               rows_of(slice) * partial_stride(args_.head_dim);
   }
 
   const AttentionArgs& args_;
   const AttentionSlice* slices_;
   const int count_, group_;
-  int rows_ = 0, first_, last_;
+  int rows_ = 0, first_, last_, from_;
 };
 
 // With few rows the time goes into reading the cache. Fetches V while K is used, and then
@@ -297,29 +336,29 @@ class Prefetch {
 
 // A block of R rows over one chunk: partials to `target`.
 template <int R>
-static void chunk_rows(const float* queries, int dim, const ChunkView& view, const int* valid,
+static void chunk_rows(const float* queries, int dim, const ChunkView& view, const Seen* seen,
                        const Prefetch& prefetch, float* scores, float* target) {
-  const int subtiles = (valid[R - 1] + kLanes - 1) / kLanes;
+  const int first = seen[0].begin / kLanes, subtiles = (seen[R - 1].end + kLanes - 1) / kLanes;
   const int stride = partial_stride(dim);
-  score_rows<R>(queries, dim, view, subtiles, scores);
+  score_rows<R>(queries, dim, view, first, subtiles, scores);
   prefetch.next_keys();
   for (int r = 0; r < R; ++r)
-    softmax_row(scores + r * kScoreStride, subtiles, valid[r], target + r * stride + dim);
-  weigh_rows<R>(scores, view, subtiles, dim, target, stride);
+    softmax_row(scores + r * kScoreStride, first, subtiles, seen[r], target + r * stride + dim);
+  weigh_rows<R>(scores, view, first, subtiles, dim, target, stride);
 }
 
 // Any number of rows up to kRowBlock: the same arithmetic, another register block.
 template <int R = kRowBlock>
 static void chunk_rows_of(int rows, const float* queries, int dim, const ChunkView& view,
-                          const int* valid, const Prefetch& prefetch, float* scores,
+                          const Seen* seen, const Prefetch& prefetch, float* scores,
                           float* target) {
   if constexpr (R > 1) {
     if (rows < R) {
-      chunk_rows_of<R - 1>(rows, queries, dim, view, valid, prefetch, scores, target);
+      chunk_rows_of<R - 1>(rows, queries, dim, view, seen, prefetch, scores, target);
       return;
     }
   }
-  chunk_rows<R>(queries, dim, view, valid, prefetch, scores, target);
+  chunk_rows<R>(queries, dim, view, seen, prefetch, scores, target);
 }
 
 // All heads of a slice's group: one row of `state` each.
@@ -336,7 +375,7 @@ static void attend_head(const AttentionArgs& args, const AttentionUnit& unit,
   const UnitRows rows(args, unit, slices);
   const int dim = args.head_dim, stride = partial_stride(dim);
   const UnitScratch scratch(memory, rows.rows(), dim);
-  const PageReader pages(args, rows.sequence(), kv_head);
+  const PageReader pages(args, rows.sequence(), kv_head, rows.from());
   const V16 scale = vset1(args.scale * kLog2E);
   rows.queries(kv_head, [&](const float* q, int row) {
     for (int d = 0; d < dim; d += kLanes)
@@ -347,16 +386,16 @@ static void attend_head(const AttentionArgs& args, const AttentionUnit& unit,
     const ChunkView view = pages.view(base, rows.seen(base), scratch.pages);
     const Prefetch prefetch(unit, pages, kv_head, chunk, rows.rows());
     prefetch.values();
-    const bool merge = rows.whole() && chunk > 0, aside = merge || rows.scattered();
+    const bool merge = rows.merges(base), aside = merge || rows.scattered();
     float* target = rows.whole() ? scratch.state : rows.partials(kv_head, chunk);
-    for (int row = rows.first_row(base); row < rows.rows(); row += kRowBlock) {
-      const int count = rows.rows() - row < kRowBlock ? rows.rows() - row : kRowBlock;
-      int valid[kRowBlock];
-      rows.valid(base, row, count, valid);
-      chunk_rows_of(count, scratch.queries + row * dim, dim, view, valid, prefetch, scratch.scores,
+    const int end_row = rows.end_row(base);
+    for (int row = rows.first_row(base); row < end_row; row += kRowBlock) {
+      const int count = end_row - row < kRowBlock ? end_row - row : kRowBlock;
+      Seen seen[kRowBlock];
+      rows.seen(base, row, count, seen);
+      chunk_rows_of(count, scratch.queries + row * dim, dim, view, seen, prefetch, scratch.scores,
                     aside ? scratch.partial : target + row * stride);
-      for (int r = 0; merge && r < count; ++r)
-        merge_partial(scratch.state + (row + r) * stride, scratch.partial + r * stride, dim);
+      if (merge) rows.merge(base, row, count, scratch.partial, scratch.state);
       if (rows.scattered()) rows.scatter(kv_head, chunk, row, count, scratch.partial);
     }
   }
@@ -374,11 +413,17 @@ static void merge_unit(const AttentionArgs& args, const AttentionMerge& merge, v
   const int group = args.heads / args.kv_heads, dim = args.head_dim;
   const int rows = (slice.row_end - slice.row_begin) * group, stride = partial_stride(dim);
   float* state = slice_partials(args, slice, merge.kv_head);
+  const int begin = first_chunk(args, slice.row_begin);
   for (int row = 0; row < rows; ++row) {
-    const int chunks = args.positions[slice.row_begin + row / group] / kChunk + 1;
-    for (int chunk = 1; chunk < chunks; ++chunk)
-      merge_partial(state + row * stride,
-                    state + (static_cast<std::int64_t>(chunk) * rows + row) * stride, dim);
+    const int token = slice.row_begin + row / group;
+    const int first = first_chunk(args, token) - begin;
+    const int chunks = args.positions[token] / kChunk + 1 - begin;
+    const auto partial = [&](int chunk) {
+      return state + (static_cast<std::int64_t>(chunk) * rows + row) * stride;
+    };
+    if (first > 0) std::memcpy(partial(0), partial(first), stride * sizeof(float));
+    for (int chunk = first + 1; chunk < chunks; ++chunk)
+      merge_partial(partial(0), partial(chunk), dim);
   }
   finish_slice(args, slice, merge.kv_head, state);
 }

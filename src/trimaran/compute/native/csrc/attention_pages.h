@@ -99,10 +99,11 @@ struct PageScratch {
   std::uint16_t* v;
 };
 
-// One sequence's pages of one KV head, in either format.
+// One sequence's pages of one KV head, in either format. Blocks that end before position
+// `from` are never looked up.
 class PageTable {
  public:
-  PageTable(const AttentionArgs& args, int sequence, int kv_head)
+  PageTable(const AttentionArgs& args, int sequence, int kv_head, int from)
       : table_(args.block_tables + static_cast<std::size_t>(sequence) * args.table_width),
         k_cache_(args.k_cache),
         v_cache_(args.v_cache),
@@ -111,7 +112,8 @@ class PageTable {
         page_bytes_(kv_page_bytes(args.kv, args.head_dim, args.block_size)),
         dim_(args.head_dim),
         block_size_(args.block_size),
-        context_(args.contexts[sequence]) {}
+        context_(args.contexts[sequence]),
+        from_(from) {}
 
   // Starts fetching V, or K, of the positions base .. base + kChunk: pages are too short for
   // the hardware to see a stream.
@@ -119,6 +121,12 @@ class PageTable {
   void prefetch_keys(int kv_head, int base) const { prefetch(k_cache_, kv_head, base); }
 
   int context() const { return context_; }
+  // The first subtile of the chunk at `base` with a position from `from` on.
+  int first_subtile(int base) const { return from_ > base ? (from_ - base) / kLanes : 0; }
+  // Whether `run` positions, of one block, aren't there: behind the context or before `from`.
+  bool missing(int position, int run) const {
+    return position >= context_ || position + run <= from_;
+  }
   int block_size() const { return block_size_; }
 
  protected:
@@ -137,7 +145,8 @@ class PageTable {
   void prefetch(const std::uint8_t* cache, int kv_head, int base) const {
     constexpr std::size_t kLine = 64;
     const int end = context_ < base + kChunk ? context_ : base + kChunk;
-    for (int position = base; position < end; position += block_size_) {
+    const int begin = from_ > base ? from_ - from_ % block_size_ : base;
+    for (int position = begin; position < end; position += block_size_) {
       const std::uint8_t* start = page(cache, kv_head, position);
       for (std::size_t i = 0; i < page_bytes_; i += kLine) fetch_line(start + i);
     }
@@ -149,7 +158,7 @@ class PageTable {
   std::size_t block_stride_;
   int kv_head_;
   std::size_t page_bytes_;
-  int dim_, block_size_, context_;
+  int dim_, block_size_, context_, from_;
 };
 
 // Pages in bf16.
@@ -157,14 +166,14 @@ class PageReader : public PageTable {
  public:
   using PageTable::PageTable;
 
-  // Pages of positions base .. base + wanted. V of positions beyond the context reads as
-  // zero: a weight of 0 must not meet a NaN there. (Scores are masked, so K may be
+  // Pages of positions base .. base + wanted, from first_subtile on. V of missing positions
+  // reads as zero: a weight of 0 must not meet a NaN there. (Scores are masked, so K may be
   // anything.)
   ChunkView view(int base, int wanted, PageScratch scratch) const {
     ChunkView view;
     view.subtiles = (wanted + kLanes - 1) / kLanes;
     view.k_stride = block_size() < kLanes ? 2 * kLanes : 2 * block_size();
-    for (int i = 0; i < view.subtiles; ++i) {
+    for (int i = first_subtile(base); i < view.subtiles; ++i) {
       const int position = base + i * kLanes;
       std::uint16_t* spare = scratch.v + i * kLanes * dim();
       if (block_size() < kLanes) {
@@ -192,12 +201,12 @@ class PageReader : public PageTable {
       const int first = position + done;
       const int valid = context() - first;
       std::uint16_t* lines = target + done * dim();
-      if (valid >= run) {
+      if (valid >= run && !missing(first, run)) {
         std::memcpy(lines, values(first), run * dim() * sizeof *lines);
         continue;
       }
       std::memset(lines, 0, run * dim() * sizeof *lines);
-      if (valid <= 0) continue;
+      if (missing(first, run)) continue;
       const std::uint16_t* source = values(first);
       std::memcpy(lines, source, valid / 2 * 2 * dim() * sizeof *lines);
       if (valid % 2)
@@ -212,7 +221,7 @@ class PageReader : public PageTable {
     for (int done = 0; done < kLanes; done += run) {
       const int first = position + done;
       std::uint16_t* column = target + 2 * done;
-      if (first >= context()) {
+      if (missing(first, run)) {
         for (int line = 0; line < dim() / 2; ++line)
           std::memset(column + line * 2 * kLanes, 0, 2 * run * sizeof *column);
         continue;

@@ -47,6 +47,7 @@ class Planner {
     plan_.units.clear();
     plan_.merges.clear();
     plan_.workspace_floats = 0;
+    grouped = grouped && args_.window == 0;
     plan_.groups.find(args_, grouped ? std::min(step_, kMaxSharingRows / group_) : 0);
     cut_rows();
     const int own = static_cast<int>(plan_.slices.size());
@@ -54,18 +55,22 @@ class Planner {
     const std::int64_t all = total();
     piece_ = threads_ > 1 ? all * args_.kv_heads / (8 * threads_) : all * args_.kv_heads;
     for (int i = 0; i < own; ++i)
-      if (shared(i) > 0 || splits(chunks(i) - shared(i), rows(i))) take_partials(i);
+      if (shared(i) > 0 || splits(end_chunk(i) - begin_chunk(i), rows(i))) take_partials(i);
     for (const PrefixGroups::Group& group : plan_.groups.groups()) add_group(group);
-    for (int i = 0; i < own; ++i) add_units(i, i + 1, rows(i), shared(i), chunks(i));
+    for (int i = 0; i < own; ++i) add_units(i, i + 1, rows(i), begin_chunk(i), end_chunk(i));
   }
 
  private:
   int rows(int slice) const {
     return (plan_.slices[slice].row_end - plan_.slices[slice].row_begin) * group_;
   }
-  int chunks(int slice) const {
+  int end_chunk(int slice) const {
     return args_.positions[plan_.slices[slice].row_end - 1] / kChunk + 1;
   }
+  // The first that its rows see.
+  int seen_chunk(int slice) const { return first_chunk(args_, plan_.slices[slice].row_begin); }
+  // The first that groups don't attend to.
+  int begin_chunk(int slice) const { return std::max(shared(slice), seen_chunk(slice)); }
   int shared(int slice) const {
     return plan_.groups.shared_chunks(plan_.slices[slice].sequence);
   }
@@ -86,7 +91,7 @@ class Planner {
   std::int64_t total() const {
     std::int64_t sum = 0;
     for (int i = 0; i < static_cast<int>(plan_.slices.size()); ++i)
-      sum += cost(chunks(i) - shared(i), rows(i));
+      sum += cost(end_chunk(i) - begin_chunk(i), rows(i));
     for (const PrefixGroups::Group& group : plan_.groups.groups()) {
       int all = 0;
       for (int i = group.member_begin; i < group.member_end; ++i)
@@ -99,7 +104,7 @@ class Planner {
   void take_partials(int slice) {
     plan_.slices[slice].partial = static_cast<std::int64_t>(plan_.workspace_floats);
     plan_.workspace_floats += attention_partial_floats(args_.head_dim) * args_.kv_heads *
-                              chunks(slice) * rows(slice);
+                              (end_chunk(slice) - seen_chunk(slice)) * rows(slice);
     for (int head = 0; head < args_.kv_heads; ++head)
       plan_.merges.push_back({plan_.slices[slice], head});
   }

@@ -47,13 +47,23 @@ static void rope(float* x, int heads, int head_dim, int half, const float* cosin
       rotate(x + i, x + half + i, cosines + i, sines + i, half - i < 16 ? half - i : 16);
 }
 
-// g / (1 + exp(-g)) * u, by the exponential of -|g|, which can't overflow.
-static inline V16 silu_mul_lanes(V16 g, V16 u) {
+// 1 / (1 + exp(-x)), by the exponential of -|x|, which can't overflow.
+static inline V16 sigmoid_lanes(V16 x) {
   const V16 one = vset1(1.0f), none = vzero();
-  const V16 exponent = vmul(g, vset1(kLog2OfE));
-  const V16 e = vexp2(vselect_negative(g, exponent, vsub(none, exponent)));
-  const V16 sigmoid = vdiv(vselect_negative(g, e, one), vadd(one, e));
-  return vmul(vmul(g, sigmoid), u);
+  const V16 exponent = vmul(x, vset1(kLog2OfE));
+  const V16 e = vexp2(vselect_negative(x, exponent, vsub(none, exponent)));
+  return vdiv(vselect_negative(x, e, one), vadd(one, e));
+}
+
+// g * sigmoid(g) * u
+static inline V16 silu_mul_lanes(V16 g, V16 u) { return vmul(vmul(g, sigmoid_lanes(g)), u); }
+
+// g / 2 * (1 + tanh(z)) * u, z = sqrt(2 / pi) * (g + 0.044715 g^3): (1 + tanh(z)) / 2 is
+// sigmoid(2 z).
+static inline V16 gelu_mul_lanes(V16 g, V16 u) {
+  constexpr float kLinear = 1.59576912f, kCubic = 0.0713548163f;
+  const V16 slope = vfma(vmul(g, g), vset1(kCubic), vset1(kLinear));
+  return vmul(vmul(g, sigmoid_lanes(vmul(g, slope))), u);
 }
 
 static void silu_mul(const float* gate, const float* up, int width, float* y) {
@@ -63,6 +73,16 @@ static void silu_mul(const float* gate, const float* up, int width, float* y) {
     const int rest = width - i;
     vstore_first(y + i, rest,
                  silu_mul_lanes(vload_first(gate + i, rest), vload_first(up + i, rest)));
+  }
+}
+
+static void gelu_mul(const float* gate, const float* up, int width, float* y) {
+  int i = 0;
+  for (; i + 16 <= width; i += 16) vstore(y + i, gelu_mul_lanes(vload(gate + i), vload(up + i)));
+  if (i < width) {
+    const int rest = width - i;
+    vstore_first(y + i, rest,
+                 gelu_mul_lanes(vload_first(gate + i, rest), vload_first(up + i, rest)));
   }
 }
 

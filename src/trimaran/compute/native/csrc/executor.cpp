@@ -108,41 +108,62 @@ void Executor::take_buffers() {
   bf16_[1] = base + delivered;
 }
 
-void Executor::allocate_cache(int blocks, int block_size) {
+void Executor::allocate_cache(const std::vector<int>& blocks, int block_size) {
   const AttentionShape& shape = program_->cache_shape();
   if (const char* problem =
           kv_shape_error(shape.heads, shape.kv_heads, shape.head_dim, block_size))
     throw std::invalid_argument(problem);
-  if (blocks < 1 || blocks > INT32_MAX / block_size)
-    throw std::invalid_argument("a KV cache of " + std::to_string(blocks) + " blocks");
-  cache_ = Memory();  // first, so that both never exist
-  blocks_ = 0;
+  const std::vector<LayerGroup>& layers = program_->groups();
+  if (blocks.size() != layers.size())
+    throw std::invalid_argument("a KV cache for " + std::to_string(blocks.size()) +
+                                " groups of layers; the model has " +
+                                std::to_string(layers.size()));
+  for (int count : blocks)
+    if (count < 1 || count > INT32_MAX / block_size)
+      throw std::invalid_argument("a KV cache of " + std::to_string(count) + " blocks");
+  groups_.clear();  // first, so that both never exist
+  limits_.clear();
   block_bytes_ = shape.kv_heads * kv_page_bytes(kv_, shape.head_dim, block_size);
-  cache_ = Memory(block_stride() * blocks);
-  blocks_ = blocks;
   block_size_ = block_size;
+  std::vector<Group> groups(layers.size());
+  std::vector<GroupLimits> limits;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    groups[i].block_stride = block_bytes_ * 2 * layers[i].layers.size();
+    groups[i].cache = Memory(groups[i].block_stride * blocks[i]);
+    limits.push_back({layers[i].window, blocks[i]});
+  }
+  groups_ = std::move(groups);
+  limits_ = std::move(limits);
+}
+
+std::size_t Executor::cache_bytes() const {
+  std::size_t bytes = 0;
+  for (const Group& group : groups_) bytes += group.cache.size();
+  return bytes;
 }
 
 void Executor::check_blocks(const std::int32_t* blocks, int count) const {
-  if (blocks_ == 0) throw std::invalid_argument("the KV cache was not allocated");
+  if (limits_.empty()) throw std::invalid_argument("the KV cache was not allocated");
   for (int i = 0; i < count; ++i)
-    if (blocks[i] < 0 || blocks[i] >= blocks_)
+    if (blocks[i] < 0 || blocks[i] >= limits_[0].blocks)
       throw std::invalid_argument("there is no block " + std::to_string(blocks[i]) +
-                                  "; the KV cache has " + std::to_string(blocks_));
+                                  "; the KV cache has " + std::to_string(limits_[0].blocks));
 }
 
 void Executor::read_blocks(const std::int32_t* blocks, int count, std::uint8_t* out) const {
   check_blocks(blocks, count);
-  const std::size_t stride = block_stride();
+  const std::size_t stride = block_bytes();
+  const auto* cache = groups_[0].cache.as<std::uint8_t>();
   for (int i = 0; i < count; ++i)
-    std::memcpy(out + i * stride, cache_.as<std::uint8_t>() + blocks[i] * stride, stride);
+    std::memcpy(out + i * stride, cache + blocks[i] * stride, stride);
 }
 
 void Executor::write_blocks(const std::int32_t* blocks, int count, const std::uint8_t* data) {
   check_blocks(blocks, count);
-  const std::size_t stride = block_stride();
+  const std::size_t stride = block_bytes();
+  auto* cache = groups_[0].cache.as<std::uint8_t>();
   for (int i = 0; i < count; ++i)
-    std::memcpy(cache_.as<std::uint8_t>() + blocks[i] * stride, data + i * stride, stride);
+    std::memcpy(cache + blocks[i] * stride, data + i * stride, stride);
 }
 
 std::size_t Executor::activation_bytes() const {
@@ -177,8 +198,8 @@ std::vector<std::pair<std::string, double>> Executor::phase_seconds() const {
 }
 
 std::shared_ptr<const Memory> Executor::run(const Step& step) {
-  if (blocks_ == 0) throw std::invalid_argument("the KV cache was not allocated");
-  check_step(step, {max_rows_, program_->vocabulary(), blocks_, block_size_});
+  if (groups_.empty()) throw std::invalid_argument("the KV cache was not allocated");
+  check_step(step, {max_rows_, program_->vocabulary(), block_size_}, limits_);
   prepare_step(step);
   pool_->share([](void* self, int thread) { static_cast<Executor*>(self)->work(thread); }, this);
   if (failed_) std::rethrow_exception(error_);
@@ -195,11 +216,15 @@ void Executor::prepare_step(const Step& step) {
       logits_->size() > wanted + kSpareLogitRows * row_bytes)
     logits_ = std::make_shared<Memory>(wanted);
   buffers_[program_->logits()] = logits_->as<float>();
-  Instruction shape(Op::kAttention);
-  shape.attention = program_->cache_shape();
-  shape.attention.layer = 0;
-  plan_attention(attention_args(shape), pool_->size(), group_prefixes_, attention_plan_);
-  const std::size_t workspace = attention_plan_.workspace_floats * sizeof(float);
+  std::size_t workspace = 0;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    Instruction shape(Op::kAttention);
+    shape.attention = program_->cache_shape();
+    shape.attention.window = limits_[i].window;
+    shape.group = static_cast<int>(i);
+    plan_attention(attention_args(shape), pool_->size(), group_prefixes_, groups_[i].plan);
+    workspace = std::max(workspace, groups_[i].plan.workspace_floats * sizeof(float));
+  }
   if (workspace_.size() < workspace) workspace_ = Memory(workspace + workspace / 2);
   for (std::size_t i = 0; i < phases_.size(); ++i) progress_[i].reset(units(phases_[i]));
   failed_ = false;
@@ -279,7 +304,9 @@ void Executor::fail() {
 int Executor::units(const Phase& phase) const {
   switch (phase.kind) {
     case Kind::kCopies:
-      return step_.copies > 0 ? 2 * program_->layers() : 0;
+      for (const StepTables& tables : step_.tables)
+        if (tables.copies > 0) return 2 * program_->layers();
+      return 0;
     case Kind::kRows: {
       const int size = rows_of_unit(phase);
       return (rows_of(phase.space) + size - 1) / size;
@@ -289,9 +316,9 @@ int Executor::units(const Phase& phase) const {
       return grid.row_chunks * grid.block_chunks;
     }
     case Kind::kAttention:
-      return static_cast<int>(attention_plan_.units.size());
+      return static_cast<int>(attention_plan(phase).units.size());
     case Kind::kMerges:
-      return static_cast<int>(attention_plan_.merges.size());
+      return static_cast<int>(attention_plan(phase).merges.size());
   }
   return 0;
 }
@@ -309,21 +336,32 @@ void Executor::run_unit(const Phase& phase, int unit, int thread) {
       break;
     case Kind::kAttention:
       tier_.attention_unit(attention_args(program_->instructions()[phase.begin]),
-                           attention_plan_.units[unit], attention_plan_.slices.data(),
+                           attention_plan(phase).units[unit], attention_plan(phase).slices.data(),
                            scratch_[thread].as<void>());
       break;
     case Kind::kMerges:
       tier_.merge_unit(attention_args(program_->instructions()[phase.begin]),
-                       attention_plan_.merges[unit], scratch_[thread].as<void>());
+                       attention_plan(phase).merges[unit], scratch_[thread].as<void>());
       break;
   }
 }
 
+const AttentionPlan& Executor::attention_plan(const Phase& phase) const {
+  return groups_[program_->instructions()[phase.begin].group].plan;
+}
+
+// A layer's K or V: units of one group follow each other.
 void Executor::copy_blocks(int unit) {
-  std::uint8_t* cache = cache_.as<std::uint8_t>() + unit * block_bytes_;
-  for (int copy = 0; copy < step_.copies; ++copy)
-    copy_kv_block(cache, block_stride(), block_bytes_, step_.copy_pairs[2 * copy],
-                  step_.copy_pairs[2 * copy + 1]);
+  int number = 0;
+  for (int own; unit >= (own = 2 * static_cast<int>(program_->groups()[number].layers.size()));
+       ++number)
+    unit -= own;
+  const Group& group = groups_[number];
+  const StepTables& tables = step_.of_group(number);
+  std::uint8_t* cache = group.cache.as<std::uint8_t>() + unit * block_bytes_;
+  for (int copy = 0; copy < tables.copies; ++copy)
+    copy_kv_block(cache, group.block_stride, block_bytes_, tables.copy_pairs[2 * copy],
+                  tables.copy_pairs[2 * copy + 1]);
 }
 
 int Executor::rows_of_unit(const Phase& phase) const {
@@ -345,6 +383,10 @@ void Executor::run_row(const Instruction& op, int row) {
   switch (op.op) {
     case Op::kEmbed:
       tier_.weights_of(op.weight->view(), step_.tokens[row], row_of(op.out, row));
+      if (op.scale != 1.0f) {
+        float* out = row_of(op.out, row);
+        for (int i = 0; i < buffers[op.out].width; ++i) out[i] *= op.scale;
+      }
       break;
     case Op::kAngles: {
       const std::size_t half = op.frequencies.size();
@@ -356,10 +398,12 @@ void Executor::run_row(const Instruction& op, int row) {
       }
       break;
     }
-    case Op::kRmsNorm:
-      tier_.rms_norm(input(op.a), op.vector.data(), buffers[op.a].width, op.eps,
-                     row_of(op.out, row));
+    case Op::kRmsNorm: {
+      const int part = static_cast<int>(op.vector.size());
+      for (int at = 0; at < buffers[op.a].width; at += part)
+        tier_.rms_norm(input(op.a) + at, op.vector.data(), part, op.eps, row_of(op.out, row) + at);
       break;
+    }
     case Op::kRope: {
       const int half = buffers[op.a].width / 2;
       const float* angles = input(op.a);
@@ -373,6 +417,9 @@ void Executor::run_row(const Instruction& op, int row) {
       break;
     case Op::kSiluMul:
       tier_.silu_mul(input(op.a), input(op.b), buffers[op.out].width, row_of(op.out, row));
+      break;
+    case Op::kGeluMul:
+      tier_.gelu_mul(input(op.a), input(op.b), buffers[op.out].width, row_of(op.out, row));
       break;
     case Op::kAdd:
       tier_.add(input(op.a), input(op.b), buffers[op.out].width, row_of(op.out, row));
@@ -422,6 +469,7 @@ void Executor::run_linear(const Phase& phase, int unit, int thread) {
     if (op.gated) {
       const LinearPart& gate = op.parts[0];
       task.gate = &gate.weight->view();
+      task.gelu = op.gelu;
       if (!gate.bias.empty()) task.gate_bias = gate.bias.data();
     }
     if (direct_ && op.direct_output) task.out_bf16 = bf16_[1];
@@ -462,22 +510,25 @@ AttentionArgs Executor::attention_args(const Instruction& instruction) const {
   args.out = data(instruction.out);
   if (direct_ && instruction.direct_output) args.out_bf16 = bf16_[1];
   args.kv = kv_;
-  args.k_cache = cache_.as<std::uint8_t>() + 2 * shape.layer * block_bytes_;
+  const Group& group = groups_[instruction.group];
+  const StepTables& tables = step_.of_group(instruction.group);
+  args.k_cache = group.cache.as<std::uint8_t>() + 2 * instruction.place * block_bytes_;
   args.v_cache = args.k_cache + block_bytes_;
-  args.block_stride = block_stride();
+  args.block_stride = group.block_stride;
   args.rows = step_.rows;
   args.sequences = step_.sequences;
   args.heads = shape.heads;
   args.kv_heads = shape.kv_heads;
   args.head_dim = shape.head_dim;
   args.block_size = block_size_;
-  args.table_width = step_.table_width;
+  args.table_width = tables.table_width;
   args.scale = shape.scale;
+  args.window = shape.window;
   args.positions = step_.positions;
-  args.slots = step_.slots;
+  args.slots = tables.slots;
   args.row_starts = step_.row_starts;
   args.contexts = step_.contexts;
-  args.block_tables = step_.block_tables;
+  args.block_tables = tables.block_tables;
   args.workspace = workspace_.as<float>();
   return args;
 }

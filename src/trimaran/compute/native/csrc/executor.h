@@ -2,7 +2,7 @@
 //
 // Instructions are grouped into phases, and a phase is cut into units:
 //
-//   copies      a layer's K or V of all blocks that are copied
+//   copies      a layer's K or V of all blocks of its group that are copied
 //   rows        a few rows, through all of the phase's instructions
 //   linear      rows x blocks of outputs
 //   attention   as attention.h cuts it, then its merges
@@ -36,12 +36,13 @@ class Executor {
   Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows,
            KvFormat kv);
 
-  // Replaces the KV cache. Throws std::invalid_argument for sizes that the kernels can't
-  // work with, std::bad_alloc.
-  void allocate_cache(int blocks, int block_size);
+  // Replaces the KV cache; `blocks` for each of the program's groups of layers. Throws
+  // std::invalid_argument for sizes that the kernels can't work with, std::bad_alloc.
+  void allocate_cache(const std::vector<int>& blocks, int block_size);
 
-  // Bytes of a block: K and V of all layers, which lie together.
-  std::size_t block_bytes() const { return blocks_ == 0 ? 0 : block_stride(); }
+  // Bytes of a block: K and V of all layers, which lie together; 0 where there are several
+  // groups of layers, whose blocks are not copied out.
+  std::size_t block_bytes() const { return groups_.size() == 1 ? groups_[0].block_stride : 0; }
   // Copies whole blocks out of the cache, or into it, one after the other. May run while a step
   // does, on another thread: what is read of a block that the step writes is undefined, and a
   // block that the step reads or writes must not be written. Throws std::invalid_argument where
@@ -65,7 +66,7 @@ class Executor {
   const std::shared_ptr<ThreadPool>& pool() const { return pool_; }
 
   std::size_t activation_bytes() const;
-  std::size_t cache_bytes() const { return cache_.size(); }
+  std::size_t cache_bytes() const;
 
  private:
   enum class Kind { kCopies, kRows, kLinear, kAttention, kMerges };
@@ -101,6 +102,7 @@ class Executor {
   int units(const Phase& phase) const;
   void run_unit(const Phase& phase, int unit, int thread);
   void copy_blocks(int unit);
+  const AttentionPlan& attention_plan(const Phase& phase) const;
   int rows_of_unit(const Phase& phase) const;
   void run_rows(const Phase& phase, int unit);
   void run_row(const Instruction& instruction, int row);
@@ -133,13 +135,18 @@ class Executor {
   std::vector<Memory> scratch_;  // one a thread
   Memory workspace_;             // of attention
 
-  Memory cache_;
-  int blocks_ = 0, block_size_ = 0;
+  // Of a group of layers.
+  struct Group {
+    Memory cache;
+    std::size_t block_stride = 0;
+    AttentionPlan plan;
+  };
+  std::vector<Group> groups_;
+  std::vector<GroupLimits> limits_;
+  int block_size_ = 0;
   std::size_t block_bytes_ = 0;  // of one layer's K, or V
-  std::size_t block_stride() const { return block_bytes_ * 2 * program_->layers(); }
 
   Step step_;
-  AttentionPlan attention_plan_;
   bool group_prefixes_ = true;
   std::unique_ptr<Progress[]> progress_;  // one a phase
   std::atomic<bool> failed_{false};

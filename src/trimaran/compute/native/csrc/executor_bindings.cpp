@@ -23,6 +23,8 @@ namespace {
 
 template <int Dimensions>
 using Ints = nb::ndarray<const std::int32_t, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+// Slots, block tables and copies of a group of layers.
+using Tables = std::tuple<Ints<1>, Ints<2>, Ints<2>>;
 // [count, bytes of a block]
 using BlockBytes = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using BlockBuffer = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -38,17 +40,18 @@ void add_linear(Program& program, int a, const std::vector<Part>& parts, bool di
   program.linear(a, std::move(linear), direct_input);
 }
 
-void add_gated_linear(Program& program, int a, const Part& gate, const Part& up, bool direct) {
+void add_gated_linear(Program& program, int a, const Part& gate, const Part& up, bool gelu,
+                      bool direct) {
   const auto part = [](const Part& given) {
     const auto& [weight, bias, out, residual] = given;
     return LinearPart{weight, bias, out, residual};
   };
-  program.gated_linear(a, part(gate), part(up), direct);
+  program.gated_linear(a, part(gate), part(up), gelu, direct);
 }
 
 void add_attention(Program& program, int out, int q, int k, int v, int layer, int heads,
-                   int kv_heads, int head_dim, float scale, bool direct) {
-  program.attention(out, q, k, v, {layer, heads, kv_heads, head_dim, scale}, direct);
+                   int kv_heads, int head_dim, float scale, int window, bool direct) {
+  program.attention(out, q, k, v, {layer, heads, kv_heads, head_dim, scale, window}, direct);
 }
 
 void expect_length(const char* name, std::size_t length, std::size_t wanted) {
@@ -68,27 +71,23 @@ class StepRunner {
   Executor& executor() { return executor_; }
   const Executor& executor() const { return executor_; }
 
+  // `more`: what slots, block_tables and copies are for the groups of layers after the first.
   Logits run(Ints<1> tokens, Ints<1> positions, Ints<1> slots, Ints<1> row_starts,
-             Ints<1> contexts, Ints<2> block_tables, Ints<1> logit_rows, Ints<2> copies) {
+             Ints<1> contexts, Ints<2> block_tables, Ints<1> logit_rows, Ints<2> copies,
+             const std::vector<Tables>& more) {
     expect_length("positions", positions.size(), tokens.size());
-    expect_length("slots", slots.size(), tokens.size());
     expect_length("row_starts", row_starts.size(), contexts.size() + 1);
-    expect_length("block_tables", block_tables.shape(0), contexts.size());
-    expect_length("copies", copies.size(), 2 * copies.shape(0));
     Step step;
     step.rows = static_cast<int>(tokens.size());
     step.sequences = static_cast<int>(contexts.size());
-    step.table_width = static_cast<int>(block_tables.shape(1));
     step.logit_rows = static_cast<int>(logit_rows.size());
-    step.copies = static_cast<int>(copies.shape(0));
     step.tokens = tokens.data();
     step.positions = positions.data();
-    step.slots = slots.data();
     step.row_starts = row_starts.data();
     step.contexts = contexts.data();
-    step.block_tables = block_tables.data();
     step.logit_row = logit_rows.data();
-    step.copy_pairs = copies.data();
+    add_tables(step, {slots, block_tables, copies});
+    for (const Tables& tables : more) add_tables(step, tables);
     std::shared_ptr<const Memory> memory;
     {
       nb::gil_scoped_release released;
@@ -113,6 +112,20 @@ class StepRunner {
   }
 
  private:
+  static void add_tables(Step& step, const Tables& given) {
+    const auto& [slots, block_tables, copies] = given;
+    expect_length("slots", slots.size(), step.rows);
+    expect_length("block_tables", block_tables.shape(0), step.sequences);
+    expect_length("copies", copies.size(), 2 * copies.shape(0));
+    StepTables tables;
+    tables.table_width = static_cast<int>(block_tables.shape(1));
+    tables.copies = static_cast<int>(copies.shape(0));
+    tables.slots = slots.data();
+    tables.block_tables = block_tables.data();
+    tables.copy_pairs = copies.data();
+    step.tables.push_back(tables);
+  }
+
   void expect_blocks(std::size_t blocks, std::size_t rows, std::size_t bytes) const {
     if (blocks != rows || bytes != executor_.block_bytes())
       throw std::invalid_argument("bytes [" + std::to_string(rows) + ", " + std::to_string(bytes) +
@@ -130,17 +143,18 @@ void bind_executor(nb::module_& module) {
   nb::class_<Program>(module, "Program")
       .def(nb::init<>())
       .def("buffer", &Program::buffer, "width"_a, "logits"_a)
-      .def("embed", &Program::embed, "out"_a, "weight"_a)
+      .def("embed", &Program::embed, "out"_a, "weight"_a, "scale"_a)
       .def("angles", &Program::angles, "out"_a, "frequencies"_a)
       .def("rms_norm", &Program::rms_norm, "out"_a, "a"_a, "weight"_a, "eps"_a)
       .def("rope", &Program::rope, "out"_a, "a"_a, "angles"_a, "heads"_a, "head_dim"_a)
       .def("attention", &add_attention, "out"_a, "q"_a, "k"_a, "v"_a, "layer"_a, "heads"_a,
-           "kv_heads"_a, "head_dim"_a, "scale"_a, "direct"_a)
+           "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a, "direct"_a)
       .def("silu_mul", &Program::silu_mul, "out"_a, "gate"_a, "up"_a)
+      .def("gelu_mul", &Program::gelu_mul, "out"_a, "gate"_a, "up"_a)
       .def("add", &Program::add, "out"_a, "a"_a, "b"_a)
       .def("gather", &Program::gather, "out"_a, "a"_a)
       .def("linear", &add_linear, "a"_a, "parts"_a, "direct_input"_a)
-      .def("gated_linear", &add_gated_linear, "a"_a, "gate"_a, "up"_a, "direct"_a)
+      .def("gated_linear", &add_gated_linear, "a"_a, "gate"_a, "up"_a, "gelu"_a, "direct"_a)
       .def("finish", &Program::finish, "logits"_a);
   nb::class_<ThreadPool>(module, "ThreadPool");
   nb::class_<StepRunner>(module, "Executor")
@@ -148,13 +162,14 @@ void bind_executor(nb::module_& module) {
                     const std::string&>(),
            "program"_a, "isa"_a, "threads"_a, "max_rows"_a, "kv"_a = "bf16")
       .def("allocate_cache",
-           [](StepRunner& self, int blocks, int block_size) {
+           [](StepRunner& self, const std::vector<int>& blocks, int block_size) {
              self.executor().allocate_cache(blocks, block_size);
            },
            "blocks"_a, "block_size"_a)
       .def("run", &StepRunner::run, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "slots"_a.noconvert(), "row_starts"_a.noconvert(), "contexts"_a.noconvert(),
-           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "copies"_a.noconvert())
+           "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "copies"_a.noconvert(),
+           "more"_a = std::vector<Tables>())
       .def("read_blocks", &StepRunner::read_blocks, "blocks"_a.noconvert(), "out"_a.noconvert())
       .def("write_blocks", &StepRunner::write_blocks, "blocks"_a.noconvert(),
            "data"_a.noconvert())

@@ -48,6 +48,7 @@ struct IntView {
   const std::int8_t* k[kSubtiles];
   const std::int8_t* v[kChunk / kLineOf];
   int k_stride;
+  int first;  // the first subtile that is there
   const float* k_scales;
   const float* v_scales;
 };
@@ -91,18 +92,27 @@ class IntPages : public PageTable {
  public:
   using PageTable::PageTable;
 
-  // Pages of positions base .. base + wanted. `whole` subtiles of K only: tiles have no
-  // shorter ones.
+  // Pages of positions base .. base + wanted, from first_subtile on. `whole` subtiles of K
+  // only: tiles have no shorter ones. Scales of missing positions may be anything.
   void view(int base, int wanted, bool join, const IntScratch& scratch, IntView& view) const {
     const bool joins = join || block_size() < kLanes;
     view.k_stride = kLineOf * (joins ? kLanes : block_size());
-    for (int i = 0; i * kLanes < wanted; ++i) {
+    const int first = first_subtile(base);
+    view.first = first;
+    for (int i = first; i * kLanes < wanted; ++i) {
       view.k[i] = joins ? join_keys(base + i * kLanes, scratch.k + i * kLanes * scratch.depth)
                         : keys(base + i * kLanes);
     }
     const int end = context() - base < wanted ? context() - base : wanted;
-    for (int i = 0; i * kLineOf < end; ++i) view.v[i] = values(base + i * kLineOf);
-    for (int i = 0; i < end; i += block_size()) {
+    // V lines and scales, block by block, of those that are there.
+    const int begin = first * kLanes / block_size() * block_size();
+    for (int i = begin; i < end; i += block_size()) {
+      if (missing(base + i, block_size())) {
+        for (int j = 0; j < block_size(); j += kLineOf) view.v[(i + j) / kLineOf] = scratch.v;
+        continue;
+      }
+      for (int j = 0; j < block_size() && i + j < end; j += kLineOf)
+        view.v[(i + j) / kLineOf] = values(base + i + j);
       const int run = end - i < block_size() ? end - i : block_size();
       std::memcpy(scratch.k_scales + i, scales(key_page(base + i)), run * sizeof(float));
       std::memcpy(scratch.v_scales + i, scales(value_page(base + i)), run * sizeof(float));
@@ -133,6 +143,7 @@ class IntPages : public PageTable {
   const std::int8_t* join_keys(int position, std::int8_t* target) const {
     const int run = block_size() < kLanes ? block_size() : kLanes;
     for (int done = 0; done < kLanes && position + done < context(); done += run) {
+      if (missing(position + done, run)) continue;
       const std::int8_t* source = keys(position + done);
       for (int line = 0; line < dim() / kLineOf; ++line)
         std::memcpy(target + kLineOf * (line * kLanes + done),

@@ -23,6 +23,8 @@ constexpr float kLeastMagnitude = 1e-30f;
 // Sixteen numbers, rounded to whole ones; what NaN becomes doesn't matter.
 #if defined(__AVX512F__)
 
+constexpr int kNumberBytes = 1;  // from a number of a row to the next
+
 static inline void store_numbers(V16 x, std::int8_t* row, int depth, int at) {
   const __m512i n = _mm512_cvtps_epi32(x.v);
   const __m128i high = _mm512_cvtepi32_epi8(_mm512_srai_epi32(n, 7));
@@ -41,6 +43,8 @@ static inline V16 vload_int(const std::int32_t* p) {
 }
 
 #else
+
+constexpr int kNumberBytes = 2;
 
 // The number is what the lowest bits of x + kRoundMagic say.
 static inline void whole_lanes(V16 x, std::uint32_t* bits) {

@@ -21,18 +21,19 @@ static inline V16 load_scores(const std::int32_t* sums) {
   return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 7), low))};
 }
 
+static inline int first_position(int begin) { return begin / kIntDepth * kIntDepth; }
 static inline int padded_positions(int seen) {
   return (seen + kIntDepth - 1) / kIntDepth * kIntDepth;
 }
 
 static inline bool joins_keys(int dim) { return dim % kIntDepth != 0; }
 
-// V of the chunk, line after line: pages are shorter than a tile. Lines that are missing are
-// left as they are: they are multiplied by 0.
+// V of the chunk from `begin` on, line after line: pages are shorter than a tile. Lines that
+// are missing are left as they are: they are multiplied by 0.
 static inline void join_values(const IntScratch& scratch, const IntView& view, int dim,
-                               int wanted) {
-  for (int i = 0; i * kLineOf < wanted; ++i)
-    std::memcpy(scratch.v + i * kLineOf * dim, view.v[i], kLineOf * dim);
+                               int begin, int wanted) {
+  for (int i = begin / kLineOf; i * kLineOf < wanted; ++i)
+    if (view.v[i] != scratch.v) std::memcpy(scratch.v + i * kLineOf * dim, view.v[i], kLineOf * dim);
 }
 
 // Cuts a unit's rows into blocks, and keeps the tiles configured for them.
@@ -99,14 +100,18 @@ static inline void store_tiles(bool two, int tiles, std::int32_t* sums) {
 }
 
 static void score_rows_int8(const IntScratch& scratch, const IntView& view, int, int row,
-                            int count, int seen) {
+                            int count, Seen seen) {
   const bool two = count > kIntTileRows;
-  const int subtiles = (seen + kLanes - 1) / kLanes, step = two ? 2 : 4, depth = scratch.depth;
+  const int subtiles = (seen.end + kLanes - 1) / kLanes, step = two ? 2 : 4;
+  const int depth = scratch.depth;
   const std::int8_t* queries = scratch.queries + row * 2 * depth;
   finish_writes();
-  for (int i = 0; i < subtiles; i += step) {
+  for (int i = seen.begin / kLanes / step * step; i < subtiles; i += step) {
     const std::int8_t* k[4];
-    for (int n = 0; n < 4; ++n) k[n] = view.k[i + n < subtiles ? i + n : subtiles - 1];
+    for (int n = 0; n < 4; ++n) {
+      const int there = i + n < view.first ? view.first : i + n;
+      k[n] = view.k[there < subtiles ? there : subtiles - 1];
+    }
     zero_tiles();
     for (int d = 0; d < depth; d += kIntDepth) {
       const int line = d / kLineOf * view.k_stride;
@@ -118,7 +123,7 @@ static void score_rows_int8(const IntScratch& scratch, const IntView& view, int,
 }
 
 static void weigh_rows_int8(const IntScratch& scratch, const IntView&, int dim, int count,
-                            int seen) {
+                            Seen seen) {
   const bool two = count > kIntTileRows;
   const int tiles = dim / kLanes, step = two ? 2 : 4;
   finish_writes();
@@ -127,7 +132,8 @@ static void weigh_rows_int8(const IntScratch& scratch, const IntView&, int dim, 
     for (int n = 0; n < 4; ++n)
       v[n] = scratch.v + kLineOf * kLanes * (i + n < tiles ? i + n : tiles - 1);
     zero_tiles();
-    for (int position = 0; position < seen; position += kIntDepth) {
+    for (int position = first_position(seen.begin); position < seen.end;
+         position += kIntDepth) {
       const int line = position * dim;
       multiply_tiles<false>(two, scratch.weights + position, kChunk,
                             {v[0] + line, v[1] + line, v[2] + line, v[3] + line}, kLineOf * dim);

@@ -120,6 +120,14 @@ Isa isa_from_name(const std::string& name) {
   return isa;
 }
 
+bool has_avx512_bf16() {
+#if defined(__x86_64__)
+  return isa_lacks(Isa::kAvx512).empty() && (cpuid(7, 1).eax >> 5 & 1);
+#else
+  return false;
+#endif
+}
+
 std::vector<Isa> available_isas() {
   std::vector<Isa> isas;
   for (Isa isa : kIsas)

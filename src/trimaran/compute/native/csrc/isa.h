@@ -21,6 +21,9 @@ Isa isa_named(const std::string& name);
 // machine lacks for it.
 Isa isa_from_name(const std::string& name);
 
+// Whether vectors of 512 bits have dot products in bf16, which the tier kAvx512 doesn't need.
+bool has_avx512_bf16();
+
 // Tiers that can run here, the slowest first.
 std::vector<Isa> available_isas();
 

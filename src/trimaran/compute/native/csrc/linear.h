@@ -22,7 +22,7 @@
 //   for each group in order:   isum = sum of (c - offset) * q, exact
 //                              acc = fma(scale, float(isum), acc)
 //                              with mins: acc = fma(min, float(sum of q), acc)
-//   y = acc * (max|x| / 2032) [+ bias], and then [residual + y] or [silu(gate) * y]
+//   y = acc * (max|x| / 2032) [+ bias], and then [residual + y] or [silu or gelu(gate) * y]
 //
 // |isum| < 2^24, so the conversion is exact too. Because sums are exact, a kernel may be
 // chosen by the number of rows: linear_int.h for few, and for many rows of 4-bit weights on
@@ -114,10 +114,11 @@ struct LinearTask {
   const float* bias = nullptr;      // [outputs] or null
   const float* residual = nullptr;  // added to; may be `out`
   std::size_t residual_stride = 0;
-  // Of the same size; y becomes silu(its product) * y. Only without bias and residual.
+  // Of the same size; y becomes silu (or gelu) of its product, times y. Only without bias and residual.
   const LinearView* gate = nullptr;
   const float* gate_bias = nullptr;
-  bool gated = false;  // `out` holds gates that become silu(gate) * y
+  bool gated = false;  // `out` holds gates that become silu or gelu(gate) * y
+  bool gelu = false;
   // Takes y rounded to bf16 in place of `out`, as the next layer reads it.
   std::uint8_t* out_bf16 = nullptr;
   void* scratch = nullptr;          // linear_scratch_bytes, 64-byte aligned

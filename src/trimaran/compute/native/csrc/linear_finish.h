@@ -18,7 +18,11 @@ static inline void store_rounded(const LinearTask& task, int row, int block, V16
   bf16_lanes(y, reinterpret_cast<std::uint16_t*>(target + block % 2 * (kStepBytes / 2)));
 }
 
-// out[row][block] = y [+ bias], and then [residual +] or [silu(out) *]
+static inline V16 gate_lanes(const LinearTask& task, V16 gate, V16 y) {
+  return task.gelu ? gelu_mul_lanes(gate, y) : silu_mul_lanes(gate, y);
+}
+
+// out[row][block] = y [+ bias], and then [residual +] or [silu or gelu(out) *]
 static inline void finish_row(const LinearTask& task, int row, int block, V16 y) {
   const int column = block * kBlock;
   const int rest = task.weight->outputs - column;
@@ -29,7 +33,7 @@ static inline void finish_row(const LinearTask& task, int row, int block, V16 y)
     y = vadd(vload_first(residual, count), y);
   }
   float* out = task.out + row * task.out_stride + column;
-  if (task.gated) y = silu_mul_lanes(vload_first(out, count), y);
+  if (task.gated) y = gate_lanes(task, vload_first(out, count), y);
   if (task.out_bf16 != nullptr)
     store_rounded(task, row, block, y);
   else
@@ -56,7 +60,7 @@ static inline void finish_rows(const LinearTask& task, int row, int block, int c
     vstore(out, vadd(vload(residual), value(r)));
 }
 
-// Likewise where the gates are at hand: silu(gate + bias) * (y + bias).
+// Likewise where the gates are at hand: silu or gelu(gate + bias) * (y + bias).
 template <class Gate, class Value>
 static inline void finish_gated_rows(const LinearTask& task, int row, int block, int count,
                                      Gate gate, Value value) {
@@ -66,7 +70,7 @@ static inline void finish_gated_rows(const LinearTask& task, int row, int block,
     V16 g = gate(r), y = value(r);
     if (task.gate_bias != nullptr) g = vadd(g, vload_first(task.gate_bias + column, lanes));
     if (task.bias != nullptr) y = vadd(y, vload_first(task.bias + column, lanes));
-    y = silu_mul_lanes(g, y);
+    y = gate_lanes(task, g, y);
     if (task.out_bf16 != nullptr)
       store_rounded(task, row + r, block, y);
     else

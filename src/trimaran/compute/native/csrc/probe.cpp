@@ -56,9 +56,10 @@ std::vector<double> sample(ThreadPool& pool, int samples, double seconds, Work w
   return rates;
 }
 
-ProbeLoop find_loop(const ProbeTier& tier, const std::string& name) {
+ProbeLoop find_loop(Isa isa, const std::string& name) {
+  const ProbeTier& tier = probe_tier(isa);
   if (name == "int8") return tier.int8;
-  if (name == "bf16") return tier.bf16;
+  if (name == "bf16") return isa == Isa::kAvx512 && !has_avx512_bf16() ? nullptr : tier.bf16;
   if (name == "f32") return tier.f32;
   return nullptr;
 }
@@ -81,13 +82,13 @@ const ProbeTier& probe_tier(Isa isa) {
 std::vector<std::string> probe_names(Isa isa) {
   std::vector<std::string> names;
   for (const char* name : {"int8", "bf16", "f32"})
-    if (find_loop(probe_tier(isa), name) != nullptr) names.emplace_back(name);
+    if (find_loop(isa, name) != nullptr) names.emplace_back(name);
   return names;
 }
 
 std::vector<double> probe_operations(Isa isa, const std::string& name, int threads, int samples,
                                      double seconds) {
-  const ProbeLoop loop = find_loop(probe_tier(isa), name);
+  const ProbeLoop loop = find_loop(isa, name);
   if (loop == nullptr)
     throw std::invalid_argument(std::string(isa_name(isa)) + " has no loop in " + name);
   ThreadPool pool(threads);

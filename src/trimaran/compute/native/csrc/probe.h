@@ -19,7 +19,9 @@ namespace trimaran {
 using ProbeLoop = double (*)(long rounds);
 
 struct ProbeTier {
-  ProbeLoop int8, bf16, f32;  // null where the instruction set has no such instruction
+  // Null where the instruction set has no such instruction; bf16 of kAvx512 needs
+  // has_avx512_bf16().
+  ProbeLoop int8, bf16, f32;
   // Loads every byte, 64-byte aligned, a multiple of 512 of them; returns something of all.
   std::uint64_t (*read)(const std::uint8_t* data, std::size_t bytes);
 };

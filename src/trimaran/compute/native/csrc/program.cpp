@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -53,7 +54,7 @@ int Program::buffer(int width, bool logits) {
   return static_cast<int>(buffers_.size()) - 1;
 }
 
-void Program::embed(int out, std::shared_ptr<const PackedLinear> weight) {
+void Program::embed(int out, std::shared_ptr<const PackedLinear> weight, float scale) {
   expect_width(out, weight->view().inputs, "the embedding");
   if (vocabulary_ != 0 && vocabulary_ != weight->view().outputs)
     refuse("embeddings of different vocabularies");
@@ -61,6 +62,7 @@ void Program::embed(int out, std::shared_ptr<const PackedLinear> weight) {
   Instruction instruction(Op::kEmbed);
   instruction.out = out;
   instruction.weight = std::move(weight);
+  instruction.scale = scale;
   push(std::move(instruction));
 }
 
@@ -73,13 +75,17 @@ void Program::angles(int out, std::vector<double> frequencies) {
 }
 
 void Program::rms_norm(int out, int a, std::vector<float> weight, float eps) {
-  expect_width(a, static_cast<int>(weight.size()), "the norm's input");
-  expect_width(out, static_cast<int>(weight.size()), "the norm's output");
+  const int width = checked(a, "the norm's input").width, part = static_cast<int>(weight.size());
+  if (part < 1 || width % part != 0)
+    refuse("the norm's input has " + std::to_string(width) + " elements a row, no multiple of " +
+           std::to_string(part));
+  expect_width(out, width, "the norm's output");
   Instruction instruction(Op::kRmsNorm, buffers_[a].space);
   instruction.out = out;
   instruction.a = a;
   instruction.vector = std::move(weight);
   instruction.eps = eps;
+  instruction.heads = width / part;
   push(std::move(instruction));
 }
 
@@ -104,6 +110,7 @@ void Program::attention(int out, int q, int k, int v, const AttentionShape& shap
   expect_width(out, shape.heads * shape.head_dim, "the attention's output");
   expect_width(k, shape.kv_heads * shape.head_dim, "the keys");
   expect_width(v, shape.kv_heads * shape.head_dim, "the values");
+  if (shape.window < 0) refuse("a window of " + std::to_string(shape.window) + " positions");
   if (shape.layer != layers_) refuse("layers out of order");
   if (layers_ > 0 && (shape.kv_heads != cache_shape_.kv_heads ||
                       shape.head_dim != cache_shape_.head_dim ||
@@ -122,10 +129,14 @@ void Program::attention(int out, int q, int k, int v, const AttentionShape& shap
   push(std::move(attend));
 }
 
-void Program::silu_mul(int out, int gate, int up) {
+void Program::silu_mul(int out, int gate, int up) { this->gate(Op::kSiluMul, out, gate, up); }
+
+void Program::gelu_mul(int out, int gate, int up) { this->gate(Op::kGeluMul, out, gate, up); }
+
+void Program::gate(Op op, int out, int gate, int up) {
   expect_width(gate, checked(out, "the product").width, "the gate");
   expect_width(up, buffers_[out].width, "the gated values");
-  Instruction instruction(Op::kSiluMul, buffers_[out].space);
+  Instruction instruction(op, buffers_[out].space);
   instruction.out = out;
   instruction.a = gate;
   instruction.b = up;
@@ -171,12 +182,13 @@ void Program::linear(int a, std::vector<LinearPart> parts, bool direct_input) {
   push(std::move(multiply));
 }
 
-void Program::gated_linear(int a, LinearPart gate, LinearPart up, bool direct) {
+void Program::gated_linear(int a, LinearPart gate, LinearPart up, bool gelu, bool direct) {
   if (gate.out != up.out || gate.residual >= 0 || up.residual >= 0)
     refuse("gated layers write to one buffer and have no residual");
   if (gate.weight->view().outputs != up.weight->view().outputs) refuse("gates of another number");
   linear(a, {std::move(gate), std::move(up)}, false);
   instructions_.back().gated = true;
+  instructions_.back().gelu = gelu;
   instructions_.back().direct_output = direct;
 }
 
@@ -191,7 +203,29 @@ void Program::finish(int logits) {
   }
   // What a step returns is contiguous.
   buffers_[logits].stride = buffers_[logits].width;
+  group_layers();
   logits_ = logits;
+}
+
+void Program::group_layers() {
+  for (const Instruction& instruction : instructions_)
+    if (instruction.op == Op::kAttention) {
+      const int window = instruction.attention.window;
+      const auto at = std::find_if(groups_.begin(), groups_.end(), [&](const LayerGroup& group) {
+        return group.window >= window;
+      });
+      if (at != groups_.end() && at->window == window)
+        at->layers.push_back(instruction.attention.layer);
+      else
+        groups_.insert(at, {window, {instruction.attention.layer}});
+    }
+  for (Instruction& instruction : instructions_) {
+    if (instruction.op != Op::kAttention && instruction.op != Op::kWriteKv) continue;
+    while (groups_[instruction.group].window != instruction.attention.window) ++instruction.group;
+    const std::vector<int>& layers = groups_[instruction.group].layers;
+    instruction.place = static_cast<int>(
+        std::find(layers.begin(), layers.end(), instruction.attention.layer) - layers.begin());
+  }
 }
 
 }  // namespace trimaran

@@ -43,6 +43,12 @@ void silu_mul(const std::string& isa, Array<const float, 1> gate, Array<const fl
   find_tier(isa).silu_mul(gate.data(), up.data(), static_cast<int>(out.size()), out.data());
 }
 
+void gelu_mul(const std::string& isa, Array<const float, 1> gate, Array<const float, 1> up,
+              Array<float, 1> out) {
+  expect(gate.size() == out.size() && up.size() == out.size());
+  find_tier(isa).gelu_mul(gate.data(), up.data(), static_cast<int>(out.size()), out.data());
+}
+
 void add(const std::string& isa, Array<const float, 1> a, Array<const float, 1> b,
          Array<float, 1> out) {
   expect(a.size() == out.size() && b.size() == out.size());
@@ -82,6 +88,7 @@ void bind_rows(nb::module_& module) {
   module.def("rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a, "out"_a);
   module.def("rope", &rope, "isa"_a, "heads"_a, "cosines"_a, "sines"_a);
   module.def("silu_mul", &silu_mul, "isa"_a, "gate"_a, "up"_a, "out"_a);
+  module.def("gelu_mul", &gelu_mul, "isa"_a, "gate"_a, "up"_a, "out"_a);
   module.def("add", &add, "isa"_a, "a"_a, "b"_a, "out"_a);
   module.def("meet", &meet, "threads"_a, "rounds"_a, "fail"_a = -1);
 }

@@ -24,6 +24,7 @@ struct Tier {
   void (*rope)(float* x, int heads, int head_dim, int half, const float* cosines,
                const float* sines);
   void (*silu_mul)(const float* gate, const float* up, int width, float* y);
+  void (*gelu_mul)(const float* gate, const float* up, int width, float* y);
   void (*add)(const float* a, const float* b, int width, float* y);
   // One row of activations for linear layers, in 12 bits or in bf16 (activation_bytes).
   // `quantize` is null on tiers without products in integers.

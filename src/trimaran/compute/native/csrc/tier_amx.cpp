@@ -13,6 +13,7 @@ const Tier kTierAmx = {
     amx::rms_norm,
     amx::rope,
     amx::silu_mul,
+    amx::gelu_mul,
     amx::add,
     nullptr,  // has no products in integers
     amx::to_bf16_row,

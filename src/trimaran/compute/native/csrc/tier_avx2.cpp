@@ -26,6 +26,7 @@ const Tier kTierAvx2 = {
     avx2::rms_norm,
     avx2::rope,
     avx2::silu_mul,
+    avx2::gelu_mul,
     avx2::add,
     avx2::quantize_row,
     avx2::to_bf16_row,

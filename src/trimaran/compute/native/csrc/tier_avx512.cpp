@@ -29,6 +29,7 @@ const Tier kTierAvx512 = {
     avx512::rms_norm,
     avx512::rope,
     avx512::silu_mul,
+    avx512::gelu_mul,
     avx512::add,
     avx512::quantize_row,
     avx512::to_bf16_row,

@@ -26,6 +26,7 @@ const Tier kTierPortable = {
     portable::rms_norm,
     portable::rope,
     portable::silu_mul,
+    portable::gelu_mul,
     portable::add,
     portable::quantize_row,
     portable::to_bf16_row,
