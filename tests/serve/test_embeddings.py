@@ -12,8 +12,10 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import schemathesis
 from langchain_openai import OpenAIEmbeddings
 from openai import OpenAI
+from schemathesis.specs.openapi.checks import response_schema_conformance
 from support.http_server import HttpServer, serving
 
 CAT, WEATHER, SUN = "A cat sits on the mat.", "It is sunny outside.", "The weather is lovely today."
@@ -161,3 +163,18 @@ def test_requests_together_are_batched_counted_and_leave_nothing(encoder: HttpSe
     assert encoder.metric("vllm:request_success_total", finished_reason="stop") == before + 24
     used = sum(answer.json()["usage"]["prompt_tokens"] for answer in found)
     assert encoder.metric("vllm:prompt_tokens_total") == tokens + used
+
+
+def test_answers_are_as_described(encoder: HttpServer) -> None:
+    schema = schemathesis.openapi.from_url(f"{encoder.url}/openapi.json")
+    operation = schema["/v1/embeddings"]["POST"]
+    for body, status in (
+        ({"input": ["a", "b"]}, 200),
+        ({"input": "a", "encoding_format": "base64"}, 200),
+        ({"input": "a", "nonsense": 1}, 400),
+        ({"input": "a", "model": "another"}, 404),
+    ):
+        case = operation.Case(body=body, media_type="application/json")
+        answer = case.call(timeout=60)
+        assert answer.status_code == status
+        case.validate_response(answer, checks=[response_schema_conformance])

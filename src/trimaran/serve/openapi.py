@@ -96,7 +96,7 @@ def _statuses(path: str, method: str, operation: Json, keyed: bool) -> list[str]
         found.append("404")
     if method == "post":
         found += ["408", "413"]
-    if path in _GENERATING:
+    if path in _COMPUTING:
         found += ["429", "500", "504"]
     if path not in ("/version", "/metrics"):
         found.append("503")
@@ -137,8 +137,14 @@ _ERRORS = {
     "504": "The request took longer than this server allows.",
 }
 
-_GENERATING = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+_COMPUTING = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+    }
 )
 
 _JSON, _EVENTS = "application/json", "text/event-stream"
@@ -148,6 +154,7 @@ _SUCCESS: dict[str, dict[str, Any]] = {
     "/v1/responses": {_JSON: "Response", _EVENTS: "Event"},
     "/v1/messages": {_JSON: "AnthropicAnswer", _EVENTS: "Event"},
     "/v1/messages/count_tokens": {_JSON: "TokenCount"},
+    "/v1/embeddings": {_JSON: "Embeddings"},
     "/v1/models": {_JSON: "ModelList"},
     "/v1/models/{name}": {_JSON: "Model"},
     "/tokenize": {_JSON: "Tokens"},
@@ -237,6 +244,20 @@ _SCHEMAS: dict[str, Json] = {
         usage=_object("Tokens.", input_tokens=WHOLE, output_tokens=WHOLE),
     ),
     "TokenCount": _object("Tokens of a prompt.", input_tokens=WHOLE),
+    "Embeddings": _object(
+        "Vectors of texts, in their order.",
+        object=_just("list"),
+        model=TEXT,
+        data=_list(
+            _object(
+                "A vector, as numbers or in base64.",
+                object=_just("embedding"),
+                index=WHOLE,
+                embedding={"oneOf": [_list({"type": "number"}), TEXT]},
+            )
+        ),
+        usage=_object("Tokens.", prompt_tokens=WHOLE, total_tokens=WHOLE),
+    ),
     "Model": _object(
         "A model.", id=TEXT, object=_just("model"), created=WHOLE, max_model_len=WHOLE
     ),
