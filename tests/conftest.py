@@ -16,6 +16,12 @@ def smollm2_path() -> Path:
     return resolve(DEFAULT_MODEL)
 
 
+@pytest.fixture(scope="session")
+def minilm_path() -> Path:
+    """The folder of all-MiniLM-L6-v2, an encoder, likewise."""
+    return resolve("all-minilm-l6-v2")
+
+
 @pytest.fixture(autouse=True)
 def no_builds_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow starts of tests leave no builds in the user's cache."""

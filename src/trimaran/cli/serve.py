@@ -99,6 +99,7 @@ _FLAGS: list[tuple[str, tuple[str, Any], str]] = [
     ("--body-timeout", _SECONDS, "for a request's body to arrive (default: 30)"),
     ("--request-timeout", _SECONDS, "for a request as a whole (default: 600)"),
     ("--write-timeout", _SECONDS, "that a client may take nothing (default: 60)"),
+    ("--session-timeout", _SECONDS, "that a /v1/realtime session may be silent (default: 600)"),
     ("--keep-alive", _SECONDS, "that an unused connection stays open (default: 30)"),
     ("--drain-timeout", _SECONDS, "for running requests to end after SIGTERM (default: 30)"),
     ("--otlp-endpoint", _TEXT, "collector of traces, such as http://localhost:4318; needs [otel]"),

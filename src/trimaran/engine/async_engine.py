@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 from trimaran.cache.inspection import CacheReport
-from trimaran.core.errors import RequestFailedError
-from trimaran.core.outputs import RequestMetrics, RequestOutput, SequenceDelta
-from trimaran.core.request import FinishReason, Request
+from trimaran.core.outputs import RequestOutput, SequenceDelta
+from trimaran.core.request import Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.slo import STANDARD, SloClass, slo_class
 from trimaran.engine.chat_frame import ChatFrame
-from trimaran.engine.collector import OutputCollector, sequences_left
+from trimaran.engine.collector import OutputCollector
 from trimaran.engine.core import EngineCore
+from trimaran.engine.delta_inbox import DeltaInbox
 from trimaran.engine.health import EngineHealth
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
@@ -52,53 +52,17 @@ class _LoopRelay:
                 queue.put_nowait(delta)
 
 
-class RequestStream:
+class RequestStream(DeltaInbox):
     """Deltas of one request as they come, until all of its sequences have ended.
 
     Iterate over it, or take what has come with `ready`. `close` it when leaving early, or the
     request runs on; used as a context manager it closes itself.
-
-    Attributes:
-        request: as it was handed in.
-        tokens: generated so far, of all its sequences.
-        metrics: its times, once a delta has come.
-        finish_reason: of the sequence that ended last; ERROR where the request failed.
     """
 
     def __init__(self, request: Request, thread: EngineThread, relay: _LoopRelay) -> None:
-        self.request = request
-        self.tokens = 0
-        self.metrics: RequestMetrics | None = None
-        self.finish_reason: FinishReason | None = None
+        super().__init__(request)
         self._thread = thread
-        self._queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
-        self._unfinished = request.params.n
         thread.submit(request, lambda deltas: relay.send(self._queue, deltas))
-
-    @property
-    def ended(self) -> bool:
-        """Whether every sequence's last delta has been taken."""
-        return self._unfinished == 0
-
-    async def ready(self) -> list[SequenceDelta]:
-        """What has come since the last call, waiting for at least one delta; empty at the end.
-
-        Raises:
-            RequestFailedError: the request failed while running.
-        """
-        if not self._unfinished:
-            return []
-        found = [await self._queue.get()]
-        while not self._queue.empty():
-            found.append(self._queue.get_nowait())
-        for delta in found:
-            self._unfinished = sequences_left(self._unfinished, delta)
-            self.tokens += len(delta.token_ids)
-            self.metrics = delta.metrics or self.metrics
-            self.finish_reason = delta.finish_reason or self.finish_reason
-            if delta.error is not None:
-                raise RequestFailedError(f"request '{self.request.id}' failed: {delta.error}")
-        return found
 
     async def __aiter__(self) -> AsyncIterator[SequenceDelta]:
         while deltas := await self.ready():

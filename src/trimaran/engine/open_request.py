@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from trimaran.core.errors import RequestError, RequestFailedError
+from trimaran.core.errors import RequestError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import Request
 from trimaran.engine.chat_frame import ChatFrame
-from trimaran.engine.collector import sequences_left
+from trimaran.engine.delta_inbox import DeltaInbox
 from trimaran.engine.thread import EngineThread
 from trimaran.models.tokenizer import Tokenizer
 
 IDLE_SECONDS = 60.0
 
 
-class OpenRequest:
+class OpenRequest(DeltaInbox):
     """Takes a prompt in pieces and streams its answer; for one event loop.
 
     While text arrives, the tokens that nothing can change any more are computed beside the
@@ -44,6 +44,7 @@ class OpenRequest:
         idle_seconds: float,
     ) -> None:
         """As `AsyncEngine.open`, which makes them. `deliver` brings deltas into the loop."""
+        super().__init__(request)
         self.id = request.id
         self._thread = thread
         self._chat = chat
@@ -52,10 +53,7 @@ class OpenRequest:
         self._typed: list[str] = []
         self._begun = False  # something but white space was typed
         self._spaces = ""  # at the end of what was typed
-        self._queue: asyncio.Queue[SequenceDelta] = asyncio.Queue()
-        self._unfinished = request.params.n
         self._complete = False
-        self._failure: str | None = None
         self._idle_seconds = idle_seconds
         self._loop = asyncio.get_running_loop()
         thread.open(request, lambda deltas: deliver(self._queue, deltas))
@@ -78,20 +76,36 @@ class OpenRequest:
         self._typed.append(text)
         self._send(self._trimmed(text))
 
-    def finish(self) -> None:
-        """The prompt is complete: it is answered now. Further calls do nothing."""
+    def finish(self, whole: str | None = None) -> None:
+        """The prompt is complete: it is answered now. Further calls do nothing.
+
+        Args:
+            whole: the conversation with what was appended as its last message, where the
+                caller has rendered it already (`ChatFrame.render`), as a server does on
+                another thread.
+        """
         if self._complete:
             return
         self._complete = True
         self._timer.cancel()
         if self._chat is not None:
-            whole = self._chat.render("".join(self._typed))
+            if whole is None:
+                whole = self._chat.render("".join(self._typed))
             if whole != self._encoder.text + self._chat.tail:  # it looked into the message
                 ids = self._tokenizer.encode(whole, add_special_tokens=False)
                 self._thread.complete(self.id, ids, anew=True)
                 return
             self._send(self._chat.tail)
         self._thread.complete(self.id, self._encoder.finish())
+
+    @property
+    def open(self) -> bool:
+        """Whether more can be appended."""
+        return not self._complete
+
+    def close(self) -> None:
+        """As `abort`."""
+        self.abort()
 
     def abort(self) -> None:
         """Ends the request and frees what it holds; its stream ends with the reason ABORT."""
@@ -109,14 +123,9 @@ class OpenRequest:
             RequestFailedError: it failed, or nothing was appended for too long.
         """
         try:
-            while self._unfinished:
-                delta = await self._queue.get()
-                self._unfinished = sequences_left(self._unfinished, delta)
-                error = self._failure or delta.error
-                if error is not None:
-                    self._unfinished = 0
-                    raise RequestFailedError(f"request '{self.id}' failed: {error}")
-                yield delta
+            while deltas := await self.ready():
+                for delta in deltas:
+                    yield delta
         finally:
             self.abort()
 

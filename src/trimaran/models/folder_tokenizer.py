@@ -161,14 +161,19 @@ class _Pieces:
 class _Decoder:
     """What the decoder in tokenizer.json does to one token.
 
-    Known are the two families of the models that are supported: byte-level BPE, and
-    SentencePiece's, where a sign stands for a space and rare bytes are spelled out.
+    Known are the families of the models that are supported: byte-level BPE; SentencePiece's,
+    where a sign stands for a space and rare bytes are spelled out; and WordPiece, where a sign
+    in front says that no space comes before. WordPiece's text is only as near as it gets: what
+    the normaliser took (case, accents, white space) is in no token.
     """
 
-    def __init__(self, byte_level: bool, space: str | None, strips_space: bool) -> None:
+    def __init__(
+        self, byte_level: bool, space: str | None, strips_space: bool, joins: str | None = None
+    ) -> None:
         self.byte_level = byte_level
         self.space = space
         self.strips_space = strips_space
+        self.joins = joins
 
     @classmethod
     def of(cls, tokenizer: tokenizers.Tokenizer, folder: Path) -> _Decoder:
@@ -176,12 +181,15 @@ class _Decoder:
         kinds = [str(step["type"]) for step in steps]
         if kinds == ["ByteLevel"]:
             return cls(byte_level=True, space=None, strips_space=False)
+        if kinds == ["WordPiece"]:
+            joins = str(steps[0].get("prefix", "##"))
+            return cls(byte_level=False, space=None, strips_space=True, joins=joins)
         known = ("Replace", "ByteFallback", "Fuse", "Strip", "Metaspace")
         space = next((sign for step in steps if (sign := _space_sign(step))), None)
         if space is None or not set(kinds) <= set(known):
             raise UnsupportedModelError(
                 f"{folder / FILE_NAME} has a decoder of {' and '.join(kinds) or 'no kind'}, which"
-                " is not supported; byte-level and SentencePiece ones are"
+                " is not supported; byte-level, SentencePiece and WordPiece ones are"
             )
         strips = any(
             step["type"] == "Strip" or step.get("prepend_scheme") in ("always", "first")
@@ -192,6 +200,9 @@ class _Decoder:
     def to_bytes(self, token: str) -> bytes:
         if self.byte_level:
             return byte_level.to_bytes(token)
+        if self.joins is not None:
+            joined = token.startswith(self.joins)
+            return (token.removeprefix(self.joins) if joined else f" {token}").encode()
         if match := _BYTE.fullmatch(token):
             return bytes.fromhex(match[1])
         return token.replace(self.space or "", " ").encode()

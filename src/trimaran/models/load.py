@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from trimaran.core.errors import CheckpointError, ModelNotFoundError, TemplateError
+from trimaran.core.errors import (
+    CheckpointError,
+    ModelNotFoundError,
+    TemplateError,
+    UnsupportedModelError,
+)
 from trimaran.models.config import ModelConfig
+from trimaran.models.encoder_folder import is_encoder
 from trimaran.models.gguf import GGUFFile
 from trimaran.models.gguf_model import read_config, read_weights
 from trimaran.models.huggingface import CONFIG_NAME, HuggingFaceModel
@@ -147,6 +153,11 @@ def _load_gguf(path: Path) -> Checkpoint:
 
 
 def _load_folder(folder: Path) -> Checkpoint:
+    if is_encoder(folder):
+        raise UnsupportedModelError(
+            f"{folder} is an encoder: it makes embeddings and generates no text; serve it with"
+            " `trimaran serve` and ask /v1/embeddings, or give another model"
+        )
     found = HuggingFaceModel.open(folder)
     with _named(folder):
         model = build_model(found.config, found.weights)

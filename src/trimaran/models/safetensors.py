@@ -60,7 +60,11 @@ class SafetensorsFile:
         metadata = entries.pop("__metadata__", {})
         if not isinstance(metadata, dict):
             raise _unsound(path, "__metadata__ is not an object")
-        tensors = {name: _tensor(path, name, entries[name], data[start:]) for name in entries}
+        tensors = {
+            name: _tensor(path, name, entries[name], data[start:])
+            for name in entries
+            if not _is_buffer(name, entries[name])
+        }
         _check_layout(path, entries, data.size - start)
         return cls(path, tensors, data[:start], data.size)
 
@@ -140,6 +144,12 @@ def _tensor(path: Path, name: str, entry: object, data: npt.NDArray[np.uint8]) -
             path, f"{what}, {dtype} of shape {tuple(shape)}, has {end - begin} bytes, not {size}"
         )
     return MappedStorage(dtype, tuple(shape), data[begin:end])
+
+
+def _is_buffer(name: str, entry: object) -> bool:
+    """Whether it is 0, 1, 2, …, which old encoders carry along as whole numbers."""
+    counts = name.rpartition(".")[2] == "position_ids"
+    return counts and isinstance(entry, dict) and entry.get("dtype") == "I64"
 
 
 def _are_sizes(values: object) -> bool:

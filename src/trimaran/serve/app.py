@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +15,7 @@ from starlette.types import ASGIApp
 from trimaran import __version__
 from trimaran.core.errors import TrimaranError
 from trimaran.serve.errors import INVALID, NOT_FOUND, SERVER, ApiError
+from trimaran.serve.invalid import as_invalid
 from trimaran.serve.middleware import Bodies, Keys, RequestIds
 from trimaran.serve.openapi import describe
 from trimaran.serve.routes import (
@@ -25,8 +24,10 @@ from trimaran.serve.routes import (
     completions,
     context,
     debug,
+    embeddings,
     metrics,
     page,
+    realtime,
     responses,
     state,
     tokens,
@@ -49,7 +50,9 @@ def create_app(service: Service, traces: Traces | None = None) -> ASGIApp:
         redoc_url=None,
     )
     api.state.service = service
-    for routes in (chat, completions, responses, anthropic, tokens, state, metrics, debug, page):
+    for routes in (chat, completions, responses, anthropic, realtime, tokens, state, metrics):
+        api.include_router(routes.router)
+    for routes in (embeddings, debug, page):
         api.include_router(routes.router)
     api.add_exception_handler(RequestValidationError, _invalid)
     api.add_exception_handler(HTTPException, _http_error)
@@ -103,41 +106,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = _path(first["loc"], error.body, first["type"] in ("missing", "extra_forbidden"))
-    if first["type"] == "json_invalid":
-        message, code, param = "the body isn't valid JSON", "invalid_json", None
-    elif first["type"] == "extra_forbidden":
-        message, code = f"unknown field '{param}'; remove it", "unknown_parameter"
-    elif first["type"] == "missing":
-        message = f"'{param}' is missing" if param else "the body is missing"
-        code = "missing_required_parameter"
-    else:
-        message = f"{param}: {first['msg']}" if param else first["msg"]
-        code = "invalid_value"
-    return _answer(request, ApiError(400, message, param=param, code=code))
-
-
-def _path(where: Sequence[str | int], body: Any, absent: bool) -> str | None:
-    """The field at fault as a client would write it, "messages.0.role".
-
-    Pydantic names the members of a union on the way ("prompt.list[int].0"), which the body
-    doesn't have: they are left out.
-    """
-    found: list[str] = []
-    for i, part in enumerate(where[1:], 2):
-        if _has(body, part):
-            body = body[part]
-        elif not (absent and i == len(where)):
-            continue
-        found.append(str(part))
-    return ".".join(found) or None
-
-
-def _has(body: Any, part: str | int) -> bool:
-    if isinstance(body, Mapping):
-        return part in body
-    return isinstance(body, list) and isinstance(part, int) and part < len(body)
+    return _answer(request, as_invalid(error.errors()[0], error.body, within=1))
 
 
 def _answer(request: Request, error: ApiError) -> Response:

@@ -30,6 +30,7 @@ class ServeConfig:
         body_timeout: seconds for the body of a request to arrive.
         request_timeout: seconds from a request's arrival to the end of its answer.
         write_timeout: seconds that a client may take nothing while something is ready for it.
+        session_timeout: seconds that a `/v1/realtime` session may be silent.
         keep_alive: seconds that an unused connection stays open.
         drain_timeout: seconds that running requests have to end after SIGTERM.
         warmup: dummy requests run before the server is ready; 0: none.
@@ -57,6 +58,7 @@ class ServeConfig:
     body_timeout: float = 30.0
     request_timeout: float = 600.0
     write_timeout: float = 60.0
+    session_timeout: float = 600.0
     keep_alive: float = 30.0
     drain_timeout: float = 30.0
     warmup: int = 2
@@ -75,6 +77,7 @@ class ServeConfig:
             "body_timeout",
             "request_timeout",
             "write_timeout",
+            "session_timeout",
             "keep_alive",
             "drain_timeout",
         ):

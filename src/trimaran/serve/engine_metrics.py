@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from trimaran.engine.async_engine import AsyncEngine
+from trimaran.engine.encoder_engine import EncoderEngine
 from trimaran.engine.metrics import Histogram
 
 LABELS = ("model_name", "engine")
@@ -37,7 +38,10 @@ class EngineCollector(Collector):
     """
 
     def __init__(
-        self, engine: AsyncEngine, values: tuple[str, str], rejections: Mapping[str, int]
+        self,
+        engine: AsyncEngine | EncoderEngine,
+        values: tuple[str, str],
+        rejections: Mapping[str, int],
     ) -> None:
         self._core = engine.core
         self._values = values

@@ -20,7 +20,9 @@ from prometheus_client import (
 
 from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason
-from trimaran.engine.async_engine import AsyncEngine, RequestStream
+from trimaran.engine.async_engine import AsyncEngine
+from trimaran.engine.delta_inbox import DeltaInbox
+from trimaran.engine.encoder_engine import EncoderEngine
 from trimaran.serve.engine_metrics import LABELS, EngineCollector, Renamed
 
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30)
@@ -81,7 +83,7 @@ class ServerMetrics:
         )
         ProcessCollector(registry=self.registry)
 
-    def attach(self, engine: AsyncEngine, model_name: str) -> None:
+    def attach(self, engine: AsyncEngine | EncoderEngine, model_name: str) -> None:
         """From now on the engine's own figures are among the metrics."""
         self._values = (model_name, "0")
         for metric in (
@@ -135,14 +137,12 @@ class ServerMetrics:
             self._generated.labels(*self._names).inc(len(delta.token_ids))
             if before is not None:
                 self._itl.labels(*self._names).observe(now - before)
-            elif delta.index == 0 and delta.metrics is not None:
-                metrics = delta.metrics
-                if metrics.first_token is not None:
-                    self._ttft.labels(*self._names).observe(metrics.first_token - metrics.arrival)
+            elif delta.index == 0 and delta.metrics is not None and delta.metrics.ttft is not None:
+                self._ttft.labels(*self._names).observe(delta.metrics.ttft)
             if delta.finish_reason is not None:
                 self._keep_longest(delta.request_id, self._last.pop(key)[1])
 
-    def ended(self, streams: Iterable[RequestStream]) -> None:
+    def ended(self, streams: Iterable[DeltaInbox]) -> None:
         """Requests have ended, or their client has left."""
         for stream in streams:
             request = stream.request
@@ -171,14 +171,17 @@ class ServerMetrics:
 
     def _times(self, metrics: RequestMetrics, tokens: int, n: int) -> None:
         begin, first, end = metrics.first_scheduled, metrics.first_token, metrics.finished
+        # Of a prompt that came in pieces the time before its end isn't waiting.
+        arrival = metrics.prompt_complete or metrics.arrival
         if begin is not None:
-            self._phase("queue", begin - metrics.arrival)
+            begin = max(begin, arrival)
+            self._phase("queue", begin - arrival)
         if begin is None or first is None or end is None:
             return
         self._phase("prefill", first - begin)
         self._phase("decode", end - first)
         self._phase("inference", end - begin)
-        self._e2e.labels(*self._names).observe(end - metrics.arrival)
+        self._e2e.labels(*self._names).observe(end - arrival)
         if tokens > n:
             self._tpot.labels(*self._names).observe((end - first) / (tokens / n - 1))
 

@@ -27,6 +27,8 @@ OPEN_PATHS = frozenset(
 )
 """Asked for without a key: what a load balancer, Prometheus and a browser read first."""
 
+_KEY_PROTOCOL = "openai-insecure-api-key."
+
 LARGEST_BODIES = 32
 """Bodies of the largest size that are held at once..."""
 LEAST_TOTAL = 64 << 20
@@ -103,7 +105,7 @@ class Keys:
         given = _header(scope, b"authorization") or ""
         scheme, _, key = given.partition(" ")
         if scheme.lower() != "bearer":
-            key = _header(scope, b"x-api-key") or ""
+            key = _header(scope, b"x-api-key") or _browser_key(scope)
         found = key.strip().encode()
         right = 0
         for own in self._keys:  # all of them, so that the time doesn't tell which one it was
@@ -230,6 +232,14 @@ async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
+
+
+def _browser_key(scope: Scope) -> str:
+    """Browsers can't set headers of a WebSocket: OpenAI's pages name a subprotocol."""
+    for name in scope.get("subprotocols", ()):
+        if name.startswith(_KEY_PROTOCOL):
+            return str(name.removeprefix(_KEY_PROTOCOL))
+    return ""
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from trimaran.core.outputs import RequestMetrics
 from trimaran.core.request import FinishReason
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.engine.async_engine import RequestStream
+from trimaran.engine.delta_inbox import DeltaInbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Record:
         """A time of the engine's clock as nanoseconds since 1970, in line with `began_ns`."""
         return self.began_ns + round((engine_time + self._offset - self._began) * 1e9)
 
-    def ended(self, stream: RequestStream, metrics: RequestMetrics | None, now: float) -> None:
+    def ended(self, stream: DeltaInbox, metrics: RequestMetrics | None, now: float) -> None:
         """One of the engine's requests has ended, or its client has left.
 
         Args:

@@ -16,13 +16,18 @@ import uvicorn
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import ConfigError
 from trimaran.engine.async_engine import AsyncEngine
+from trimaran.engine.encoder_core import load_encoder_core
+from trimaran.engine.encoder_engine import EncoderEngine
 from trimaran.engine.factory import Phases, load_engine
+from trimaran.models.encoder_folder import is_encoder
+from trimaran.models.store import resolve
 from trimaran.serve.app import create_app
 from trimaran.serve.config import ServeConfig
 from trimaran.serve.http_protocol import LimitedProtocol, limited_protocol
 from trimaran.serve.service import LoadedService, Service
+from trimaran.serve.session_socket import SessionSocket
 from trimaran.serve.traces import Traces
-from trimaran.serve.warmup import warm_up
+from trimaran.serve.warmup import warm_up, warm_up_encoder
 
 log = logging.getLogger("trimaran")
 
@@ -98,6 +103,11 @@ def run_server(
         traces = Traces(config.otlp_endpoint, listening.getsockname()[1])
 
     def load() -> LoadedService:
+        path = resolve(model, progress=progress)
+        if is_encoder(path):
+            phases.done("find model")
+            core = load_encoder_core(path, engine_config, phases.done)
+            return LoadedService(None, None, path, EncoderEngine(core))
         loaded = load_engine(model, engine_config, phases=phases, progress=progress)
         return LoadedService(AsyncEngine(loaded.core), loaded.chat_template, loaded.path)
 
@@ -123,7 +133,11 @@ async def _serve(
     loaded: LoadedService | None = None
     try:
         loaded = await asyncio.to_thread(load)
-        await warm_up(loaded.engine, service.config.warmup)
+        if loaded.generator is not None:
+            await warm_up(loaded.generator, service.config.warmup)
+        else:
+            assert loaded.encoder is not None
+            await warm_up_encoder(loaded.encoder, service.config.warmup)
         phases.done("warm up")
         service.become_ready(loaded)
         if not server.should_exit:
@@ -133,7 +147,7 @@ async def _serve(
         server.should_exit = True
         await serving
         if loaded is not None:
-            await loaded.engine.close()
+            await loaded.either.close()
 
 
 def _listen(config: ServeConfig) -> socket.socket:
@@ -191,6 +205,7 @@ def _uvicorn_config(service: Service, traces: Traces | None) -> uvicorn.Config:
             ssl_keyfile=config.tls_key,
             timeout_keep_alive=config.keep_alive,  # type: ignore[arg-type]
             timeout_graceful_shutdown=config.drain_timeout,  # type: ignore[arg-type]
+            ws=SessionSocket,
             ws_max_size=config.max_body_bytes,
         )
         found.load()

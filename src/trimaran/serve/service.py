@@ -18,7 +18,10 @@ from trimaran.core.errors import TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.async_engine import AsyncEngine, RequestStream
+from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector
+from trimaran.engine.encoder_engine import EncoderEngine, EncoderStream
+from trimaran.engine.open_request import OpenRequest
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.models.chat_template import ChatTemplate
 from trimaran.serve.config import ServeConfig
@@ -44,12 +47,37 @@ class Phase(enum.StrEnum):
 
 @dataclass(slots=True)
 class LoadedService:
-    """The model behind the server, once it is loaded."""
+    """The model behind the server, once it is loaded: one that generates, or an encoder."""
 
-    engine: AsyncEngine
+    generator: AsyncEngine | None
     template: ChatTemplate | None
     path: Path
+    encoder: EncoderEngine | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """What generates.
+
+        Raises:
+            ApiError: 400, nothing does.
+        """
+        if self.generator is None:
+            raise ApiError(
+                400,
+                f"the model '{self.name}' is an encoder: it makes embeddings and generates no"
+                " text; use /v1/embeddings",
+                param="model",
+                code="model_not_generative",
+            )
+        return self.generator
+
+    @property
+    def either(self) -> AsyncEngine | EncoderEngine:
+        """What there is."""
+        found = self.generator or self.encoder
+        assert found is not None
+        return found
 
     @property
     def name(self) -> str:
@@ -64,15 +92,19 @@ class Job:
     Attributes:
         prompts: token ids.
         texts: the prompts as text, where they came as text.
-        deadline: on the loop's clock.
+        begin: when it was complete, on the loop's clock.
+        deadline: likewise.
+        asked: it is complete.
     """
 
     params: SamplingParams
     prompts: list[list[int]]
     texts: list[str | None]
-    streams: list[RequestStream]
+    streams: list[RequestStream | OpenRequest]
+    begin: float
     deadline: float
     metrics: ServerMetrics
+    asked: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -98,13 +130,15 @@ class Service:
         self._large = ThreadPoolExecutor(LARGE_THREADS, "trimaran-large")
         self._recent: list[float] = []  # seconds that the last requests took
         self.names: tuple[str, ...] = config.served_model_names
+        self.on_drain: set[Callable[[], None]] = set()
+        """Called when the server begins to drain."""
 
     # ------------------------------------------------------------------ life
 
     def become_ready(self, loaded: LoadedService) -> None:
         """The model is loaded and warmed up: requests are taken from now on."""
         self._loaded = loaded
-        self.metrics.attach(loaded.engine, self.names[0] if self.names else loaded.name)
+        self.metrics.attach(loaded.either, self.names[0] if self.names else loaded.name)
         if not self.names:
             self.names = (loaded.name,)
         if self.phase is Phase.LOADING:
@@ -113,6 +147,8 @@ class Service:
     def drain(self) -> None:
         """What runs may end; nothing new is taken."""
         self.phase = Phase.DRAINING
+        for told in list(self.on_drain):
+            told()
 
     @property
     def loaded(self) -> LoadedService:
@@ -132,7 +168,7 @@ class Service:
     @property
     def healthy(self) -> bool:
         """Whether the engine takes requests, or is still being loaded."""
-        return self._loaded is None or self._loaded.engine.health().ok
+        return self._loaded is None or self._loaded.either.health().ok
 
     def check_model(self, name: str | None) -> str:
         """The name under which to answer.
@@ -165,7 +201,7 @@ class Service:
         self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
         """Token ids of several prompts."""
-        tokenizer = self.engine.core.tokenizer
+        tokenizer = self.loaded.either.core.tokenizer
 
         def run() -> list[list[int]]:
             return [
@@ -206,6 +242,7 @@ class Service:
         Raises:
             TemplateError: the model has no template, or it refused the messages.
         """
+        _ = self.engine  # an encoder answers nobody
         template = self.loaded.template
         if template is None:
             raise TemplateError(
@@ -279,14 +316,11 @@ class Service:
             list(prompts),
             list(texts) or [None] * len(prompts),
             [],
+            begin,
             begin + self.config.request_timeout,
             self.metrics,
         )
-        self.active += len(prompts)
-        record = current.get()
-        if record is not None:
-            record.started(params, engine.core.clock.now())
-        try:
+        with self._seats(job, len(prompts)), self._recorded(job):
             for prompt in prompts:
                 # Clients may name their requests; the engine's names are never theirs alone,
                 # so that two requests of one name don't end each other.
@@ -301,23 +335,115 @@ class Service:
                     )
                 )
             yield job
+
+    @contextmanager
+    def open(
+        self,
+        chat: ChatFrame,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Iterator[tuple[Job, OpenRequest]]:
+        """A request whose last message is still being written; leaving the context aborts it.
+
+        Such requests take half of the queue at most, so that those that are complete find room.
+
+        Raises:
+            ApiError: as `admit`.
+            TrimaranError: it could never be served, or the engine has no room.
+        """
+        if self.active >= max(1, self.config.max_queue // 2):
+            raise busy("no room for a message that is still being written", self.retry_after())
+        self.admit(1, params.n)
+        begin = asyncio.get_running_loop().time()
+        deadline = begin + self.config.request_timeout
+        job = Job(params, [], [None], [], begin, deadline, self.metrics, asked=False)
+        with self._seats(job, 1):
+            opened = self.engine.open(
+                params,
+                chat=chat,
+                request_id=f"{request_id}-{next(self._numbers)}",
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            job.streams.append(opened)
+            job.prompts.append(opened.request.prompt)  # which grows
+            yield job, opened
+
+    @contextmanager
+    def encode_texts(
+        self, prompts: Sequence[list[int]], request_id: str, *, priority: int = 0
+    ) -> Iterator[list[EncoderStream]]:
+        """Hands texts to the encoder; leaving the context aborts what hasn't ended. However
+        many they are, they are one request of those that the server takes.
+
+        Raises:
+            ApiError: as `admit`.
+            TrimaranError: a text can't be encoded; those before it are aborted.
+        """
+        encoder = self.loaded.encoder
+        assert encoder is not None
+        self.admit(1, 1)
+        begin = asyncio.get_running_loop().time()
+        streams: list[EncoderStream] = []
+        self.active += 1
+        try:
+            for prompt in prompts:
+                streams.append(encoder.start(prompt, request_id, priority))
+            yield streams
         finally:
-            self.metrics.ended(job.streams)
-            if record is not None:
-                for stream in job.streams:
-                    metrics = stream.metrics or engine.core.metrics_of(stream.request.id)
-                    record.ended(stream, metrics, engine.core.clock.now())
-            job.close()
-            self.active -= len(prompts)
-            self.finished += len(prompts)
+            self.metrics.ended(streams)
+            for stream in streams:
+                stream.close()
+            self.active -= 1
+            self.finished += 1
             self._recent = [*self._recent[-63:], asyncio.get_running_loop().time() - begin]
+
+    def complete(self, job: Job, opened: OpenRequest, whole: str) -> None:
+        """The message of a request made by `open` is complete: it is answered now."""
+        opened.finish(whole)
+        job.asked = True
+        job.begin = asyncio.get_running_loop().time()
+        job.deadline = job.begin + self.config.request_timeout
+
+    @contextmanager
+    def _recorded(self, job: Job) -> Iterator[None]:
+        """Tells the record of the HTTP request what the engine does for it."""
+        record = current.get()
+        if record is None:
+            yield
+            return
+        core = self.engine.core
+        record.started(job.params, core.clock.now())
+        try:
+            yield
+        finally:
+            for stream in job.streams:
+                metrics = stream.metrics or core.metrics_of(stream.request.id)
+                record.ended(stream, metrics, core.clock.now())
+
+    @contextmanager
+    def _seats(self, job: Job, count: int) -> Iterator[None]:
+        self.active += count
+        try:
+            yield
+        finally:
+            if job.asked:
+                self.metrics.ended(job.streams)
+                self.finished += count
+                seconds = asyncio.get_running_loop().time() - job.begin
+                self._recent = [*self._recent[-63:], seconds]
+            job.close()
+            self.active -= count
 
     def retry_after(self) -> float:
         """Seconds after which a refused request may find room: the mean of late ones, shared
         by those that run at the same time."""
         if not self._recent:
             return 1.0
-        seats = self.engine.core.config.max_num_seqs
+        seats = self.loaded.either.core.config.max_num_seqs
         return sum(self._recent) / len(self._recent) * max(1.0, self.active / seats) / seats + 1
 
 

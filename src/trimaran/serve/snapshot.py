@@ -9,6 +9,7 @@ import numpy as np
 
 from trimaran.core.request import Sequence
 from trimaran.engine.core import EngineCore
+from trimaran.engine.encoder_core import EncoderCore
 
 LISTED = 128
 """Sequences that are told one by one, of those that run and of those that wait."""
@@ -16,7 +17,7 @@ CELLS = 1024
 """Cells of the block map, at most; each stands for as many blocks."""
 
 
-def snapshot(core: EngineCore, since: int) -> dict[str, Any]:
+def snapshot(core: EngineCore | EncoderCore, since: int) -> dict[str, Any]:
     """The state between two steps; called on the engine's thread.
 
     Args:
@@ -48,7 +49,7 @@ def snapshot(core: EngineCore, since: int) -> dict[str, Any]:
     }
 
 
-def block_map(core: EngineCore) -> dict[str, Any]:
+def block_map(core: EngineCore | EncoderCore) -> dict[str, Any]:
     """The KV blocks as a row of cells; called on the engine's thread.
 
     Returns:

@@ -6,6 +6,7 @@ import asyncio
 
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.async_engine import AsyncEngine
+from trimaran.engine.encoder_engine import EncoderEngine
 
 SALT = "trimaran warm-up"
 LONGEST = 512
@@ -43,3 +44,11 @@ async def warm_up(engine: AsyncEngine, rounds: int) -> None:
             )
         )
     engine.reset_prefix_cache()
+
+
+async def warm_up_encoder(engine: EncoderEngine, rounds: int) -> None:
+    """Touches the weights: one text a round."""
+    vocabulary = engine.core.model.vocab_size
+    for _ in range(rounds):
+        ids = [(i * 31 + 7) % vocabulary for i in range(min(16, engine.core.max_model_len))]
+        await engine.start(ids, "warm-up").vector()

@@ -18,8 +18,9 @@ router = APIRouter(prefix="/debug", tags=["State"])
 async def state(request: Request, since: int = Query(-1, ge=-1, lt=2**63)) -> Response:
     """The requests that run and wait, the use of blocks, and the steps after number `since`."""
     service = context.service(request)
-    core = service.engine.core
-    found = await service.engine.ask(partial(snapshot, since=since))
+    engine = service.loaded.either
+    core = engine.core
+    found = await engine.ask(partial(snapshot, since=since))
     found["server"] = {
         "phase": service.phase,
         "model": service.names[0],
@@ -37,4 +38,4 @@ async def state(request: Request, since: int = Query(-1, ge=-1, lt=2**63)) -> Re
 @router.get("/blocks")
 async def blocks(request: Request) -> Response:
     """The map of the KV blocks."""
-    return context.Json(await context.service(request).engine.ask(block_map))
+    return context.Json(await context.service(request).loaded.either.ask(block_map))

@@ -39,7 +39,7 @@ def _model(service: Service, name: str) -> dict[str, object]:
         "owned_by": "trimaran",
         "root": loaded.path.name,
         "parent": None,
-        "max_model_len": loaded.engine.core.max_model_len,
+        "max_model_len": loaded.either.core.max_model_len,
     }
 
 

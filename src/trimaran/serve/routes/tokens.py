@@ -29,7 +29,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         assert body.prompt is not None
         special = body.add_special_tokens is not False
         ids = await service.encode(body.prompt, add_special_tokens=special)
-    core = service.engine.core
+    core = service.loaded.either.core
     found: dict[str, object] = {
         "count": len(ids),
         "max_model_len": core.max_model_len,
@@ -51,5 +51,5 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """The text of token ids."""
     service = context.service(request)
     service.check_model(body.model)
-    decode = partial(service.engine.core.tokenizer.decode, body.tokens)
+    decode = partial(service.loaded.either.core.tokenizer.decode, body.tokens)
     return context.Json({"prompt": await service.aside(decode, len(body.tokens))})
