@@ -21,7 +21,9 @@ CAT, WEATHER, SUN = "A cat sits on the mat.", "It is sunny outside.", "The weath
 
 @pytest.fixture(scope="module")
 def encoder(minilm_path: Path) -> Iterator[HttpServer]:
-    with serving("--model", str(minilm_path), "--max-queue", "8") as server:
+    # Threads of numpy's that wait for each other make it slow where other tests run.
+    env = {"OPENBLAS_NUM_THREADS": "1"}
+    with serving("--model", str(minilm_path), "--max-queue", "8", env=env) as server:
         yield server
 
 

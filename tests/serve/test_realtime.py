@@ -496,7 +496,7 @@ def test_a_client_that_takes_nothing_is_let_go(smollm2_path: Path) -> None:
         files = open_files(server)
 
         async def test() -> None:
-            async with session(server, max_queue=1, close_timeout=1) as client:
+            async with session(server, max_queue=1, close_timeout=1, compression=None) as client:
                 content = [{"type": "input_text", "text": "x" * 900_000}]
                 item = {"type": "message", "role": "user", "id": "large", "content": content}
                 await client.send("conversation.item.create", item=item)
@@ -504,8 +504,10 @@ def test_a_client_that_takes_nothing_is_let_go(smollm2_path: Path) -> None:
                 await client.send("input_text_buffer.append", text="Hello")
                 for _ in range(40):
                     await client.send("conversation.item.retrieve", item_id="large")
+                begin = time.monotonic()
                 while open_files(server) > files:  # the server ends it, whatever we do
                     await asyncio.sleep(0.1)
+                assert time.monotonic() - begin < 30  # later its pings would have ended it
 
         run(test)
         wait_until_idle(server)

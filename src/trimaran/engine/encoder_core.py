@@ -159,6 +159,7 @@ class EncoderCore:
     def _log(self, step: ScheduledStep, begin: float, end: float) -> None:
         scheduler, usage = self.scheduler, self.scheduler.kv.usage()
         self.metrics.steps += 1
+        self.metrics.step_tokens.observe(step.plan.rows)
         self.steps.add(
             StepRecord(
                 self.metrics.steps,
@@ -170,7 +171,7 @@ class EncoderCore:
                 scheduler.num_waiting,
                 usage.held,
                 usage.cached,
-                step.plan.rows,
+                live=0,
             )
         )
 

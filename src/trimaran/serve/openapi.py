@@ -96,7 +96,7 @@ def _statuses(path: str, method: str, operation: Json, keyed: bool) -> list[str]
         found.append("404")
     if method == "post":
         found += ["408", "413"]
-    if path in _GENERATING:
+    if path in _GENERATING or path == "/v1/embeddings":
         found += ["429", "500", "504"]
     if path not in ("/version", "/metrics"):
         found.append("503")
@@ -148,6 +148,7 @@ _SUCCESS: dict[str, dict[str, Any]] = {
     "/v1/responses": {_JSON: "Response", _EVENTS: "Event"},
     "/v1/messages": {_JSON: "AnthropicAnswer", _EVENTS: "Event"},
     "/v1/messages/count_tokens": {_JSON: "TokenCount"},
+    "/v1/embeddings": {_JSON: "Embeddings"},
     "/v1/models": {_JSON: "ModelList"},
     "/v1/models/{name}": {_JSON: "Model"},
     "/tokenize": {_JSON: "Tokens"},
@@ -241,6 +242,13 @@ _SCHEMAS: dict[str, Json] = {
         "A model.", id=TEXT, object=_just("model"), created=WHOLE, max_model_len=WHOLE
     ),
     "ModelList": _object("Models.", object=_just("list"), data=_list(_ref("Model"))),
+    "Embeddings": _object(
+        "A vector for each text.",
+        object=_just("list"),
+        model=TEXT,
+        data=_list(_object("One of them.", object=_just("embedding"), index=WHOLE)),
+        usage=_object("Tokens.", prompt_tokens=WHOLE, total_tokens=WHOLE),
+    ),
     "Tokens": _object(
         "Token ids of a text.", count=WHOLE, max_model_len=WHOLE, tokens=_list(WHOLE)
     ),

@@ -410,12 +410,11 @@ class Service:
 
     @contextmanager
     def _recorded(self, job: Job) -> Iterator[None]:
-        """Tells the record of the HTTP request what the engine does for it."""
-        record = current.get()
+        """Tells the record of the HTTP request, if there is one, of its job."""
+        record, core = current.get(), self.engine.core
         if record is None:
             yield
             return
-        core = self.engine.core
         record.started(job.params, core.clock.now())
         try:
             yield
