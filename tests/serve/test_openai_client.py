@@ -172,6 +172,30 @@ def test_vllms_own_fields(client: openai.OpenAI, server: HttpServer) -> None:
     assert len(answer.model_extra["prompt_logprobs"]) == answer.usage.prompt_tokens  # type: ignore[union-attr]
 
 
+def test_the_class_and_the_retention_of_a_request_reach_the_engine(
+    client: openai.OpenAI, server: HttpServer
+) -> None:
+    def count() -> float:
+        return server.metric("trimaran:slo_requests_total", slo="interactive")
+
+    before = count()
+    fields = {"slo": "interactive", "retention": {"priority": 90, "seconds": 60}}
+    for ask in (
+        lambda: client.chat.completions.create(
+            model="smollm2", messages=COLOURS, max_tokens=2, extra_body=fields
+        ),
+        lambda: client.completions.create(
+            model="smollm2", prompt=PARIS, max_tokens=2, extra_body=fields
+        ),
+    ):
+        ask()
+    assert count() == before + 2
+    for bad, param in (({"slo": "gold"}, "slo"), ({"retention": {"priority": 101}}, "retention")):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="smollm2", prompt=PARIS, extra_body=bad)
+        assert str(refused.value.param).startswith(param)
+
+
 def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
     prompt = "A prompt that comes twice, long enough for several blocks of the cache. " * 8
     options = {"model": "smollm2", "prompt": prompt, "max_tokens": 1}

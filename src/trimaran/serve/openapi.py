@@ -96,7 +96,7 @@ def _statuses(path: str, method: str, operation: Json, keyed: bool) -> list[str]
         found.append("404")
     if method == "post":
         found += ["408", "413"]
-    if path in _COMPUTING:
+    if path in _GENERATING or path == "/v1/embeddings":
         found += ["429", "500", "504"]
     if path not in ("/version", "/metrics"):
         found.append("503")
@@ -137,14 +137,8 @@ _ERRORS = {
     "504": "The request took longer than this server allows.",
 }
 
-_COMPUTING = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/embeddings",
-    }
+_GENERATING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 )
 
 _JSON, _EVENTS = "application/json", "text/event-stream"
@@ -244,24 +238,17 @@ _SCHEMAS: dict[str, Json] = {
         usage=_object("Tokens.", input_tokens=WHOLE, output_tokens=WHOLE),
     ),
     "TokenCount": _object("Tokens of a prompt.", input_tokens=WHOLE),
-    "Embeddings": _object(
-        "Vectors of texts, in their order.",
-        object=_just("list"),
-        model=TEXT,
-        data=_list(
-            _object(
-                "A vector, as numbers or in base64.",
-                object=_just("embedding"),
-                index=WHOLE,
-                embedding={"oneOf": [_list({"type": "number"}), TEXT]},
-            )
-        ),
-        usage=_object("Tokens.", prompt_tokens=WHOLE, total_tokens=WHOLE),
-    ),
     "Model": _object(
         "A model.", id=TEXT, object=_just("model"), created=WHOLE, max_model_len=WHOLE
     ),
     "ModelList": _object("Models.", object=_just("list"), data=_list(_ref("Model"))),
+    "Embeddings": _object(
+        "A vector for each text.",
+        object=_just("list"),
+        model=TEXT,
+        data=_list(_object("One of them.", object=_just("embedding"), index=WHOLE)),
+        usage=_object("Tokens.", prompt_tokens=WHOLE, total_tokens=WHOLE),
+    ),
     "Tokens": _object(
         "Token ids of a text.", count=WHOLE, max_model_len=WHOLE, tokens=_list(WHOLE)
     ),

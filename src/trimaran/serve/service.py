@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 
 from trimaran.core.errors import TemplateError
 from trimaran.core.outputs import RequestOutput, SequenceDelta
+from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.slo import STANDARD, SloClass
 from trimaran.engine.async_engine import AsyncEngine, RequestStream
 from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector
@@ -301,6 +303,8 @@ class Service:
         texts: Sequence[str | None] = (),
         priority: int = 0,
         cache_salt: str = "",
+        slo: str | SloClass = STANDARD,
+        retention: Retention | None = None,
     ) -> Iterator[Job]:
         """Hands prompts to the engine; leaving the context aborts what hasn't ended.
 
@@ -332,6 +336,8 @@ class Service:
                         request_id=own,
                         priority=priority,
                         cache_salt=cache_salt,
+                        slo=slo,
+                        retention=retention,
                     )
                 )
             yield job

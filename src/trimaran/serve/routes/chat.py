@@ -41,7 +41,12 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     with ExitStack() as stack:
         job = stack.enter_context(
             service.start(
-                [prompt], params, name, priority=body.priority, cache_salt=body.cache_salt
+                [prompt],
+                params,
+                name,
+                priority=body.priority,
+                cache_salt=body.cache_salt,
+                **body.wishes(),
             )
         )
         answer = _Answer(f"chatcmpl-{name}", model, body, job)

@@ -42,6 +42,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
                 texts=[prompt_text(prompt) for prompt in given],
                 priority=body.priority,
                 cache_salt=body.cache_salt,
+                **body.wishes(),
             )
         )
         answer = _Answer(f"cmpl-{name}", model, body, job, service)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from trimaran.serve.errors import unsupported
-from trimaran.serve.schema.common import FIRST, Body, Sampling, StreamOptions, Text, at_most
+from trimaran.serve.schema.common import FIRST, Body, Sampling, StreamOptions, Text, Wishes, at_most
 
 
 class TextPart(Body):
@@ -36,7 +36,7 @@ class ResponseFormat(Body):
     type: str
 
 
-class ChatRequest(Sampling):
+class ChatRequest(Sampling, Wishes):
     """A conversation to answer."""
 
     model: str | None = None

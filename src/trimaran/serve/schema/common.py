@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from trimaran.core.retention import DEFAULT_PRIORITY, Retention
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.serve.errors import unsupported
 
@@ -50,6 +51,13 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
+
+
+class RetentionFields(Body):
+    """How long a prompt is to stay in the prefix cache."""
+
+    priority: int = Field(DEFAULT_PRIORITY, ge=0, le=100)
+    seconds: float | None = Field(None, gt=0, le=30 * 86_400)
 
 
 class Sampling(Body):
@@ -100,3 +108,19 @@ def _token(key: str) -> int:
     if not key.isdecimal() or len(key) > 10:
         raise unsupported("logit_bias", f"has the key '{key}'; keys are token ids")
     return int(key)
+
+
+class Wishes(Body):
+    """What a request wants of the engine besides its tokens."""
+
+    slo: Literal["interactive", "standard", "batch"] | None = None
+    retention: RetentionFields | None = None
+
+    def wishes(self) -> dict[str, Any]:
+        """As `AsyncEngine.start` takes them."""
+        found: dict[str, Any] = {}
+        if self.slo is not None:
+            found["slo"] = self.slo
+        if self.retention is not None:
+            found["retention"] = Retention(self.retention.priority, self.retention.seconds)
+        return found

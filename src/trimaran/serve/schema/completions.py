@@ -7,12 +7,12 @@ from typing import Annotated
 from pydantic import Field
 
 from trimaran.serve.errors import unsupported
-from trimaran.serve.schema.common import Sampling, StreamOptions, Text, TokenId
+from trimaran.serve.schema.common import Sampling, StreamOptions, Text, TokenId, Wishes
 
 Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(Sampling, Wishes):
     """A text to continue, or several."""
 
     model: str | None = None
