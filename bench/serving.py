@@ -1,7 +1,7 @@
 """The server: what HTTP costs beside the engine itself, and the same load on other servers.
 
     python bench/serving.py                                    offline and over HTTP, in turns
-    python bench/serving.py --servers trimaran llama.cpp vllm  and beside other servers
+    python bench/serving.py --servers trimaran llama.cpp       and beside llama.cpp's server
 
 Each server has a process of its own that is stopped while another is measured; the client is
 this process, on the same machine, so its share of the processors is part of every figure.
@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from peers.environments import python_of
-from peers.model_files import bf16_folder, q4_0
+from peers.model_files import q4_0
 
 from trimaran import LLM, SamplingParams
 
@@ -209,21 +208,10 @@ def _llama_cpp(sequences: int) -> tuple[list[str], str, dict[str, str]]:
     return [sys.executable, "-c", script, str(q4_0(MODEL)), str(sequences), threads], MODEL, {}
 
 
-def _vllm(sequences: int) -> tuple[list[str], str, dict[str, str]]:
-    folder = str(bf16_folder(MODEL))
-    command = [str(python_of("vllm").parent / "vllm"), "serve", folder, "--port", "8198"]
-    command += ["--dtype", "bfloat16", "--max-model-len", "2048"]
-    command += ["--max-num-seqs", str(sequences), "--disable-log-requests"]
-    cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    settings = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cpus}
-    return command, folder, settings | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-
-
-COMMANDS = {"trimaran": _trimaran, "llama.cpp": _llama_cpp, "vllm": _vllm}
+COMMANDS = {"trimaran": _trimaran, "llama.cpp": _llama_cpp}
 READY = {
     "trimaran": r"serves .* at (http\S+)/v1",
     "llama.cpp": r"listening (http\S+)",
-    "vllm": r"server on (http://\S+?)[\s,]",
 }
 
 
