@@ -93,11 +93,11 @@ def test_so_it_does_with_policies_that_learn(order: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_decisions_are_those_of_the_golden_log(preset: str) -> None:
-    """A policy that decides otherwise shows here. `TRIMARAN_GOLDEN=1` writes the logs anew."""
+    """A policy that decides otherwise shows here. TRIMARAN_WRITE_GOLDEN=1 writes them anew."""
     report = simulated(a_trace(), options(preset))
     log = "\n".join(report.decisions) + "\n"
     path = GOLDEN / f"{preset}.log"
-    if os.environ.get("TRIMARAN_GOLDEN"):
+    if os.environ.get("TRIMARAN_WRITE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(log)
     assert log == path.read_text()

@@ -147,8 +147,7 @@ class AsyncEngine:
         """Hands a request in at once and returns its stream; to be called in a running loop.
 
         Raises:
-            RequestError: it could never be served.
-            EngineClosedError: the engine takes no requests any more.
+            RequestError, BusyError, EngineUnhealthyError, EngineClosedError: as `stream`.
         """
         request = self._request(prompt, params, request_id, priority, cache_salt, retention, slo)
         return RequestStream(request, self._thread, self._relay())
@@ -180,11 +179,6 @@ class AsyncEngine:
             collector.output.request_id = delta.request_id
             collector.add(delta)
         return collector.result()
-
-    @property
-    def alive(self) -> bool:
-        """Whether requests are taken."""
-        return self._thread.alive
 
     def open(
         self,
@@ -246,8 +240,7 @@ class AsyncEngine:
         Raises:
             EngineClosedError: the engine has ended.
         """
-        answer = self._thread.ask(lambda core: core.scheduler.kv.inspect(top))
-        return await asyncio.wrap_future(answer)
+        return await self.ask(lambda core: core.scheduler.kv.inspect(top))
 
     async def close(self) -> None:
         """Ends every request and frees the engine."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,15 +15,16 @@ from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import RequestMetrics, SequenceDelta
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.retention import Retention
-from trimaran.core.sampling_batch import Float32, SamplingBatch
+from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
 from trimaran.engine.admission import Admission
 from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
+from trimaran.engine.doing import Doing
 from trimaran.engine.generation import Generation, LiveRequest, take_token
 from trimaran.engine.lengths import LengthRecord, Lengths
 from trimaran.engine.metrics import EngineMetrics
-from trimaran.engine.sampling import Pick, choose, sampling_batch, score_picks
+from trimaran.engine.sampling import Pick, Prepared, choose, sampling_batch, score_picks
 from trimaran.engine.side_thread import Job, SideThread
 from trimaran.engine.step_log import StepLog, StepRecord
 from trimaran.models.config import ModelConfig
@@ -36,23 +36,6 @@ class Service(Protocol):
     """Something that runs beside the steps for as long as the engine does."""
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What the sampling of a step needs besides its logits; `forks`: a request forks first."""
-
-    picks: list[Pick]
-    batch: SamplingBatch
-    forks: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Doing:
-    """What the engine is at: "scheduling", or "computing" or "sampling" a step."""
-
-    what: str
-    step: ScheduledStep | None = None
 
 
 class EngineCore:

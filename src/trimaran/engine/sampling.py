@@ -24,6 +24,15 @@ class Pick:
     row: int
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the sampling of a step needs besides its logits; `forks`: a request forks first."""
+
+    picks: list[Pick]
+    batch: SamplingBatch
+    forks: bool
+
+
 def choose(
     sampler: Sampler, logits: Float32, picks: list[Pick], batch: SamplingBatch
 ) -> tuple[list[int | None], dict[int, str]]:

@@ -18,7 +18,8 @@ from trimaran.core.errors import BusyError, EngineClosedError, EngineUnhealthyEr
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.engine.assembly import Event
-from trimaran.engine.core import Doing, EngineCore
+from trimaran.engine.core import EngineCore
+from trimaran.engine.doing import Doing
 from trimaran.engine.generation import LiveRequest
 from trimaran.engine.health import EngineHealth
 from trimaran.engine.side_thread import SideThread

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from trimaran.engine.core import Doing, EngineCore
+from trimaran.engine.core import EngineCore
+from trimaran.engine.doing import Doing
 
 OnHang = Callable[[Doing, float], None]
 OnStall = Callable[[float], None]

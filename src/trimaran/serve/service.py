@@ -24,7 +24,7 @@ from trimaran.engine.chat_frame import ChatFrame
 from trimaran.engine.collector import OutputCollector
 from trimaran.engine.encoder_engine import EncoderEngine, EncoderStream
 from trimaran.engine.open_request import OpenRequest
-from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
+from trimaran.engine.prompt import Prompt, prompt_ids
 from trimaran.models.chat_template import ChatTemplate
 from trimaran.serve.config import ServeConfig
 from trimaran.serve.errors import ApiError, busy, timed_out, unavailable
@@ -522,15 +522,3 @@ def prompts_of(value: Any) -> list[Prompt]:
     if items and isinstance(items[0], int):
         return [items]
     return items
-
-
-__all__ = [
-    "Job",
-    "LoadedService",
-    "Phase",
-    "Service",
-    "deltas",
-    "outputs",
-    "prompt_text",
-    "prompts_of",
-]

@@ -118,15 +118,3 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-__all__ = [
-    "DONE",
-    "ClientGoneError",
-    "EventStream",
-    "data",
-    "error_event",
-    "named",
-    "told",
-    "unless_gone",
-]

@@ -12,12 +12,13 @@ from starlette.responses import Response
 
 from trimaran.core.outputs import CompletionOutput, Logprobs, RequestOutput, SequenceDelta
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.engine.prompt import prompt_text
 from trimaran.serve import sse
 from trimaran.serve.answers import Usage, merged, prompt_logprobs, text_logprobs
 from trimaran.serve.errors import unsupported
 from trimaran.serve.routes import context
 from trimaran.serve.schema.completions import CompletionRequest
-from trimaran.serve.service import Job, Service, deltas, outputs, prompt_text, prompts_of
+from trimaran.serve.service import Job, Service, deltas, outputs, prompts_of
 
 router = APIRouter()
 
