@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -130,6 +130,8 @@ class Service:
         self._loaded: LoadedService | None = None
         self._numbers = itertools.count()
         self._large = ThreadPoolExecutor(LARGE_THREADS, "trimaran-large")
+        self._places = asyncio.Semaphore(LARGE_THREADS)
+        self._turns = asyncio.Semaphore(LARGE_THREADS)
         self._recent: list[float] = []  # seconds that the last requests took
         self.names: tuple[str, ...] = config.served_model_names
         self.on_drain: set[Callable[[], None]] = set()
@@ -219,11 +221,26 @@ class Service:
         """The result of `work`, which takes time in proportion to `size` (characters or
         tokens): at once where that is little, else on another thread, so that the loop goes on.
 
-        Large ones have threads of their own, so that small ones don't wait for them.
+        Large ones have threads of their own, so that small ones don't wait for them. One begins
+        when the result of another has been taken: else the threads would make results faster
+        than the loop can use them, and everybody would wait behind those.
         """
         if size <= LONG_TEXT:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._large, work)
+        async with self._places:
+            return await asyncio.get_running_loop().run_in_executor(self._large, work)
+
+    @asynccontextmanager
+    async def turn(self, size: int) -> AsyncIterator[None]:
+        """Holds back a request of more than `LONG_TEXT` bytes that takes several pieces of work
+        aside, while as many as there are threads for them are in the midst of theirs: what the
+        first piece makes is several times as large as the request.
+        """
+        if size <= LONG_TEXT:
+            yield
+            return
+        async with self._turns:
+            yield
 
     async def encode_chat(
         self,
@@ -256,8 +273,9 @@ class Service:
             add_generation_prompt=add_generation_prompt and not continue_final_message,
             **variables,
         )
-        if sum(len(message.get("content") or "") for message in messages) > LONG_TEXT:
-            text = await asyncio.get_running_loop().run_in_executor(self._large, render)
+        size = sum(len(message.get("content") or "") for message in messages)
+        if size > LONG_TEXT:
+            text = await self.aside(render, size)
         else:  # a template can loop, so it never runs here
             text = await asyncio.to_thread(render)
         if continue_final_message:
