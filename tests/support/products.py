@@ -19,6 +19,7 @@ Int64 = npt.NDArray[np.int64]
 
 BLOCK, STEP = 16, 32
 _U4, _U8, _BF16 = 0, 1, 2
+_FLOAT32, _PARTS = 1, 2  # of scales
 
 
 def bf16(values: Float32) -> Float32:
@@ -86,15 +87,24 @@ def packed_codes(packed: _native.PackedLinear) -> Codes:
         raw = np.concatenate([raw & 15, raw >> 4], axis=2)
     codes = raw.transpose(0, 3, 1, 2, 4).reshape(-1, steps * STEP)[:outputs].astype(np.int64)
 
-    def table(at: int, count: int) -> Float32:
-        kind = np.float32 if layout["wide"] else np.float16
-        size = count * BLOCK * np.dtype(kind).itemsize
-        values = np.ascontiguousarray(blocks[:, at : at + size]).view(kind)
+    def table(at: int, groups: int) -> Float32:
+        count = steps * groups
+        if layout["scales"] == _PARTS:
+            size = steps // 8 * (32 + 8 * groups * BLOCK)
+            parts = np.ascontiguousarray(blocks[:, at : at + size])
+            parts = parts.reshape(len(blocks), steps // 8, 2 + 8 * groups, BLOCK)
+            halves = np.ascontiguousarray(parts[:, :, :2]).view(np.float16)
+            halves = halves.reshape(len(blocks), -1, 1, BLOCK).astype(np.float32)
+            values = halves * parts[:, :, 2:].view(np.int8).astype(np.float32)
+        else:
+            kind = np.float32 if layout["scales"] == _FLOAT32 else np.float16
+            size = count * BLOCK * np.dtype(kind).itemsize
+            values = np.ascontiguousarray(blocks[:, at : at + size]).view(kind)
         by_output = values.reshape(-1, count, BLOCK).swapaxes(1, 2).reshape(-1, count)
         return by_output[:outputs].astype(np.float32)
 
-    scales = table(layout["scales_at"], steps * STEP // layout["group"])
-    mins = table(layout["mins_at"], steps) if layout["mins"] else None
+    scales = table(layout["scales_at"], STEP // layout["group"])
+    mins = table(layout["mins_at"], 1) if layout["mins"] else None
     return Codes(codes - layout["offset"], scales, mins)
 
 

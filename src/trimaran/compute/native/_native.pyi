@@ -54,7 +54,7 @@ def packed_from(
     group: int,
     offset: int,
     mins: bool,
-    wide: bool,
+    scales: int,
     block_bytes: int,
     scales_at: int,
     mins_at: int,

@@ -51,8 +51,9 @@ void check_tables(const LinearView& view) {
   };
   if (takes_integers(view.codes)) {
     expect(view.offset >= 0 && view.offset <= 255, "offset isn't a code");
-    const std::size_t table = static_cast<std::size_t>(view.steps()) * (kStep / view.group) *
-                              kBlock * (view.wide ? sizeof(float) : sizeof(std::uint16_t));
+    expect(view.scales >= Scales::kFloat16 && view.scales <= Scales::kParts,
+           "scales of an unknown kind");
+    const std::size_t table = scale_table_bytes(view.scales, view.steps(), view.groups());
     expect(view.scales_at >= step_bytes(view) && fits(view.scales_at, table),
            "scales outside the block");
     if (view.mins) expect(fits(view.mins_at, table), "minima outside the block");

@@ -8,15 +8,25 @@
 namespace trimaran {
 namespace {
 
-float scale_at(const LinearView& weight, const std::uint8_t* table, int index) {
-  if (weight.wide) {
-    float value;
-    std::memcpy(&value, table + index * sizeof value, sizeof value);
-    return value;
-  }
+float half_at(const std::uint8_t* p, int index) {
   std::uint16_t half;
-  std::memcpy(&half, table + index * sizeof half, sizeof half);
+  std::memcpy(&half, p + index * sizeof half, sizeof half);
   return f16_to_f32(half);
+}
+
+// The number of a group, with `groups` of them a step.
+float scale_at(const LinearView& weight, const std::uint8_t* table, int group, int groups,
+               int lane) {
+  const int index = group * kBlock + lane;
+  if (weight.scales == Scales::kParts) {
+    const ScaleParts at(group, groups);
+    const auto part = static_cast<std::int8_t>(table[at.bytes + lane]);
+    return half_at(table + at.halves, lane) * static_cast<float>(part);
+  }
+  if (weight.scales == Scales::kFloat16) return half_at(table, index);
+  float value;
+  std::memcpy(&value, table + index * sizeof value, sizeof value);
+  return value;
 }
 
 }  // namespace
@@ -88,9 +98,10 @@ void dequantize_output(const LinearView& weight, int output, float* values) {
     return;
   }
   for (int k = 0; k < weight.inputs;) {
-    const int index = k / weight.group * kBlock + lane;
-    const float scale = scale_at(weight, block + weight.scales_at, index);
-    const float min = weight.mins ? scale_at(weight, block + weight.mins_at, index) : 0.0f;
+    const int group = k / weight.group, groups = weight.groups();
+    const float scale = scale_at(weight, block + weight.scales_at, group, groups, lane);
+    const float min =
+        weight.mins ? scale_at(weight, block + weight.mins_at, group, groups, lane) : 0.0f;
     const int end = k + weight.group < weight.inputs ? k + weight.group : weight.inputs;
     for (; k < end; ++k) {
       int code;

@@ -8,6 +8,8 @@
 //            U8: per step 512 bytes    [k / 4][16 outputs][4 k]
 //            U4: per step 256 bytes    the same order; the low nibbles are k / 4 = 0..3 and
 //                                      the high nibbles k / 4 = 4..7
+//            Scales and mins in two parts (ggml's K types), per 8 steps:
+//                                      | float16 [16] | signed bytes [group][16] |
 //   S4, S8   codes that become bf16 on their way to the tiles: see linear_stream.h
 //            | steps: codes, tables | multipliers float32 [16] |
 //   bf16     | [k / 2][16 outputs][2 k] |
@@ -50,6 +52,27 @@ constexpr int kTaskRows = 256;
 
 enum class Codes : std::int32_t { kU4, kU8, kBf16, kS4, kS8 };
 
+// What scales and mins are: numbers, or products of a float16 of 256 inputs and a byte of the
+// group. Such a product is exact in float32, whose 32 bits a group they would else take.
+enum class Scales : std::int32_t { kFloat16, kFloat32, kParts };
+
+constexpr int kPartSteps = 8;  // that share a float16 of kParts
+
+// Bytes of a table of scales (or mins), `groups` to a step.
+constexpr std::size_t scale_table_bytes(Scales scales, int steps, int groups) {
+  const std::size_t count = static_cast<std::size_t>(steps) * groups;
+  if (scales == Scales::kParts)
+    return (steps + kPartSteps - 1) / kPartSteps * (2u + kPartSteps * groups) * kBlock;
+  return count * kBlock * (scales == Scales::kFloat32 ? 4 : 2);
+}
+// Where the parts of a group's scales are in a table.
+struct ScaleParts {
+  std::size_t halves, bytes;
+  constexpr ScaleParts(int index, int groups)
+      : halves(index / (kPartSteps * groups) * (2u + kPartSteps * groups) * kBlock),
+        bytes(halves + (2u + index % (kPartSteps * groups)) * kBlock) {}
+};
+
 // Whether products with such weights take activations in 12 bits; the others take bf16.
 constexpr bool takes_integers(Codes codes) { return codes == Codes::kU4 || codes == Codes::kU8; }
 
@@ -64,8 +87,9 @@ struct LinearView {
   int group = 0;      // inputs that share a scale: 16 or 32
   int offset = 0;     // of the codes; 0 with mins
   bool mins = false;
-  bool wide = false;  // scales and mins are float32, not float16
+  Scales scales = Scales::kFloat16;  // and mins
 
+  int groups() const { return kStep / group; }  // of a step
   int steps() const { return (inputs + kStep - 1) / kStep; }
   int blocks() const { return (outputs + kBlock - 1) / kBlock; }
 };

@@ -171,11 +171,11 @@ static void int_rows(const LinearTask& task, int block, int row) {
     V16 isum[F::groups][R];
     step_sums<F, R>(codes, rows, weight.offset, isum);
     for (int g = 0; g < F::groups; ++g) {
-      const V16 scale = load_scales(weight, scales, step * F::groups + g);
+      const V16 scale = load_scales<F::groups>(weight, scales, step * F::groups + g);
       for (int r = 0; r < R; ++r) acc[r] = vfma(scale, isum[g][r], acc[r]);
     }
     if constexpr (F::mins) {
-      const V16 min = load_scales(weight, mins, step);
+      const V16 min = load_scales<1>(weight, mins, step);
       for (int r = 0; r < R; ++r) acc[r] = vfma(min, vset1(float_sums[r][step * kRowPad]), acc[r]);
     }
     for (int r = 0; r < R; ++r) {

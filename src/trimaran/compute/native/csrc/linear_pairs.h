@@ -79,8 +79,8 @@ static inline PairScales pair_scales(const LinearView& weight, const std::uint8_
                                      int step) {
   PairScales found{};
   for (int n = 0; n < 2; ++n, block += weight.block_bytes) {
-    found.scale[n] = load_scales(weight, block + weight.scales_at, step);
-    if constexpr (kMins) found.min[n] = load_scales(weight, block + weight.mins_at, step);
+    found.scale[n] = load_scales<1>(weight, block + weight.scales_at, step);
+    if constexpr (kMins) found.min[n] = load_scales<1>(weight, block + weight.mins_at, step);
   }
   return found;
 }
