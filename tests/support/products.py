@@ -127,16 +127,32 @@ def twelve_bits(x: Float32) -> tuple[Int64, Float32]:
     return q, np.where(tiny, np.float32(0), largest / np.float32(2032))
 
 
+def eight_bits(x: Float32) -> tuple[Int64, Float32]:
+    """(whole numbers [rows, steps * 32], scales [rows, steps]) of activations."""
+    x = padded(x, -(-x.shape[1] // STEP) * STEP)
+    steps = x.reshape(len(x), -1, STEP)
+    largest = np.abs(steps).max(axis=2)
+    tiny = largest < np.float32(1e-30)
+    inverse = np.float32(127) / np.where(tiny, np.float32(1), largest)
+    q = np.rint(steps * inverse[:, :, None]).astype(np.int64)
+    q[tiny] = 0
+    return q.reshape(len(x), -1), np.where(tiny, np.float32(0), largest / np.float32(127))
+
+
 def padded(x: npt.NDArray[np.generic], width: int) -> npt.NDArray[np.generic]:
     return np.pad(x, ((0, 0), (0, width - x.shape[1])))
 
 
-def stated_product(isa: str, packed: _native.PackedLinear, x: Float32) -> Float32:
+def stated_product(
+    isa: str, packed: _native.PackedLinear, x: Float32, activations: str = "auto"
+) -> Float32:
     """x @ weights.T as a tier without tiles computes it: [rows, outputs]."""
     fma = FMA[isa]
     if _native.packed_layout(packed)["codes"] == _BF16:
         return _product_of_halves(fma, packed_halves(packed), bf16(x))
     weights = packed_codes(packed)
+    if activations == "int8":
+        return _product_by_steps(fma, weights, *eight_bits(x))
     numbers, scales = twelve_bits(x)
     q = padded(numbers, weights.codes.shape[1])
     acc = np.zeros((len(x), packed.outputs), np.float32)
@@ -151,6 +167,21 @@ def stated_product(isa: str, packed: _native.PackedLinear, x: Float32) -> Float3
             acc = fma(weights.mins[None, :, step], total[:, None], acc)
     with np.errstate(over="ignore"):
         return acc * scales[:, None]
+
+
+def _product_by_steps(fma: object, weights: Codes, q: Int64, scales: Float32) -> Float32:
+    acc = np.zeros((len(q), len(weights.codes)), np.float32)
+    size = STEP // weights.groups
+    for step in range(q.shape[1] // STEP):
+        own = scales[:, step, None]
+        for group in range(step * weights.groups, (step + 1) * weights.groups):
+            inputs = slice(group * size, (group + 1) * size)
+            sums = (q[:, inputs] @ weights.codes[:, inputs].T).astype(np.float32)
+            acc = fma(weights.scales[None, :, group] * own, sums, acc)  # type: ignore[operator]
+        if weights.mins is not None:
+            total = q[:, step * STEP : (step + 1) * STEP].sum(axis=1).astype(np.float32)[:, None]
+            acc = fma(weights.mins[None, :, step], total * own, acc)  # type: ignore[operator]
+    return acc
 
 
 def _product_of_halves(fma: object, weights: Float32, x: Float32) -> Float32:

@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <cstring>
+#include <stdexcept>
 
 #include "pack_stream.h"
 #include "tier.h"
@@ -35,6 +36,12 @@ std::size_t linear_scratch_bytes() {
   // TileScratch in linear_amx.h: two slabs of weights, and sums that wait.
   const std::size_t tile = 1024, slab = 48 * 2 * tile, rows = kTaskRows / 32;
   return 2 * slab + 8 * rows * 4 * tile;
+}
+
+bool eight_bits(const std::string& activations) {
+  if (activations != "int8" && activations != "auto")
+    throw std::invalid_argument("activations is '" + activations + "'; give auto or int8");
+  return activations == "int8";
 }
 
 float f16_to_f32(std::uint16_t half) {

@@ -26,9 +26,16 @@
 //                              with mins: acc = fma(min, float(sum of q), acc)
 //   y = acc * (max|x| / 2032) [+ bias], and then [residual + y] or [silu or gelu(gate) * y]
 //
+// Where QuantRows::step_scales is set, activations have 8 bits and a scale for each step
+// instead: q = round(x * 127 / max|x of the 32|), r = max|x of the 32| / 127, and
+//
+//   for each group in order:   acc = fma(scale * r, float(isum), acc)
+//                              with mins: acc = fma(min, r * float(sum of q), acc)
+//   y = acc [+ ...]
+//
 // |isum| < 2^24, so the conversion is exact too. Because sums are exact, a kernel may be
 // chosen by the number of rows: linear_int.h for few, and for many rows of 4-bit weights on
-// AVX-512 linear_pairs.h.
+// AVX-512 linear_pairs.h; 8 bits are linear_grouped.h's.
 //
 // Products in bf16. Activations, and weights held in bf16, are rounded to nearest, ties to
 // even; S4 and S8 have a rounding of their own.
@@ -38,13 +45,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace trimaran {
 
 constexpr int kBlock = 16;  // outputs
 constexpr int kStep = 32;   // inputs
 constexpr int kStepBytes = 64;  // of a row's activations
-constexpr float kActivationMax = 2032.0f;
+constexpr float kActivationMax = 2032.0f, kGroupedMax = 127.0f;
 // Rows of activations are padded to it, so that a tile may read whole.
 constexpr int kRowPad = 16;
 // Rows of one task at most; tasks start at multiples of it.
@@ -99,15 +107,15 @@ struct LinearView {
 //
 //   [T / 16][S][16 rows][64 bytes]
 //
-// integer codes   hi of 32 inputs, then lo; or, on tiers that multiply in 16 bits only, q of
-//                 32 inputs by fours in the order 0 2 1 3
+// integer codes   hi of 32 inputs, then lo; in 8 bits q and nothing; or, on tiers that multiply
+//                 in 16 bits only, q of 32 inputs by fours in the order 0 2 1 3
 // bf16            32 inputs
 inline std::size_t activation_bytes(int row, int step, int steps) {
   return ((static_cast<std::size_t>(row / kRowPad) * steps + step) * kRowPad + row % kRowPad) *
          kStepBytes;
 }
 
-// T rows of activations in 12 bits.
+// T rows of activations in 12 bits, or in 8.
 struct QuantRows {
   std::int8_t* planes = nullptr;   // as above
   std::int32_t* sums16 = nullptr;  // [T][K / 16] sums of q
@@ -118,6 +126,10 @@ struct QuantRows {
   std::int8_t* words = nullptr;    // as above: q in 16 bits, by fours in the order 0 2 1 3
   std::int32_t* starts = nullptr;  // [T / 16][S][16] 8 * sums of lo - 1792
   std::int32_t* sums8 = nullptr;   // [T / 16][S][16] 8 * sums of q
+
+  // Scales of 8 bits, [T / 16][S][16]; NaN where one of the 32 inputs is, or is infinite. Then
+  // sums32f is multiplied with them. Null in 12 bits, which have `scales`.
+  float* step_scales = nullptr;
 
   // Where a row's numbers in [T / 16][S][16] begin; from step to step they are kRowPad apart.
   std::size_t tile_offset(int row, int steps) const {
@@ -149,6 +161,9 @@ struct LinearTask {
 };
 
 std::size_t linear_scratch_bytes();
+
+// By name: "int8" has 8 bits, "auto" hasn't. Throws std::invalid_argument.
+bool eight_bits(const std::string& activations);
 
 // The values of one output's weights: [inputs]. Products and sums are rounded to float32
 // one by one, as ggml's own dequantisation does it.

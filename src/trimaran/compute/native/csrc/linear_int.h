@@ -2,6 +2,7 @@
 // Included by each tier inside its own compilation unit.
 #pragma once
 
+#include <cstdlib>
 #include "linear_finish.h"
 
 namespace trimaran::TRIMARAN_TIER {
@@ -14,6 +15,7 @@ struct IntFormat {
   static constexpr int groups = kStep / kGroupSize;  // of a step
   static constexpr int lines = 8 / groups;           // of four inputs, of a group
   static constexpr int step_bytes = kFourBits ? 256 : 512;
+  static constexpr int fetched = step_bytes / 64 + 1;  // lines a step: codes, and scales with mins
 };
 
 // One row's activations at one step, as the tier's kernel reads them.
@@ -42,6 +44,14 @@ static inline __m512i broadcast4(const std::int8_t* p) {
   std::int32_t four;
   std::memcpy(&four, p, sizeof four);
   return _mm512_set1_epi32(four);
+}
+
+// sum += codes * the four bytes at p: in place and with the operand in memory, which gcc 12
+// doesn't find by itself.
+static inline void add_bytes(__m512i& sum, __m512i codes, const std::int8_t* p) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0"
+      : "+v"(sum)
+      : "v"(codes), "m"(*reinterpret_cast<const std::int32_t*>(p)));
 }
 
 // sums[group][row] = float(isum) of one step.
@@ -145,7 +155,8 @@ static inline void step_sums(const std::uint8_t* codes, const RowStep* rows, int
 #endif
 
 // Weights are read in order, on into the next block.
-constexpr int kFetchAhead = 4096;
+static const int kFetchAhead = getenv("TRI_AHEAD") ? atoi(getenv("TRI_AHEAD")) : 4096;
+static const int kHint = getenv("TRI_HINT") ? atoi(getenv("TRI_HINT")) : 0;
 
 template <class F, int R>
 static void int_rows(const LinearTask& task, int block, int row) {
@@ -154,6 +165,7 @@ static void int_rows(const LinearTask& task, int block, int row) {
   const std::uint8_t* codes = weight.data + block * weight.block_bytes;
   const std::uint8_t* scales = codes + weight.scales_at;
   const std::uint8_t* mins = codes + weight.mins_at;
+  const std::uint8_t* ahead = codes + kFetchAhead;
   const std::int32_t* sums = F::groups == 1 ? task.quant.sums32 : task.quant.sums16;
   RowStep rows[R];
   const float* float_sums[R];
@@ -166,8 +178,7 @@ static void int_rows(const LinearTask& task, int block, int row) {
     acc[r] = vzero();
   }
   for (int step = 0; step < steps; ++step, codes += F::step_bytes) {
-    for (int line = 0; line < F::step_bytes; line += 64)
-      __builtin_prefetch(codes + kFetchAhead + line);
+    for (int line = 0; line < F::fetched; ++line, ahead += 64) { if (kHint == 0) __builtin_prefetch(ahead, 0, 3); else if (kHint==1) __builtin_prefetch(ahead, 0, 2); else if (kHint==2) __builtin_prefetch(ahead,0,0);}
     V16 isum[F::groups][R];
     step_sums<F, R>(codes, rows, weight.offset, isum);
     for (int g = 0; g < F::groups; ++g) {

@@ -35,13 +35,7 @@ constexpr int kSlabSteps = 48;
 constexpr int kSlabRows = 128;
 constexpr std::size_t kPairSlabBytes = std::size_t{kSlabSteps} * kPairStepBytes;
 
-// sum += codes * the four bytes, or two words, at p: in place and with the operand in memory,
-// which gcc 12 doesn't find by itself.
-static inline void add_bytes(__m512i& sum, __m512i codes, const std::int8_t* p) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0"
-      : "+v"(sum)
-      : "v"(codes), "m"(*reinterpret_cast<const std::int32_t*>(p)));
-}
+// As add_bytes, of two words.
 static inline void add_words(__m512i& sum, __m512i codes, const std::int8_t* p) {
   asm("vpdpwssd %2%{1to16%}, %1, %0"
       : "+v"(sum)
