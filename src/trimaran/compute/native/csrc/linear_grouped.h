@@ -69,7 +69,7 @@ static void grouped_rows(const LinearTask& task, int block, int row) {
   }
   for (int step = 0; step < steps; ++step, codes += F::step_bytes, q += kRowPad * kStepBytes,
            own_scales += kRowPad, own_sums += kRowPad) {
-    for (int line = 0; line < F::fetched; ++line, ahead += 64) __builtin_prefetch(ahead);
+    for (int line = 0; line < F::fetched; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     V16 isum[F::groups][R];
     grouped_sums<F, R>(codes, q, starts, weight.offset, isum);
     for (int g = 0; g < F::groups; ++g) {

@@ -2,7 +2,6 @@
 // Included by each tier inside its own compilation unit.
 #pragma once
 
-#include <cstdlib>
 #include "linear_finish.h"
 
 namespace trimaran::TRIMARAN_TIER {
@@ -154,9 +153,9 @@ static inline void step_sums(const std::uint8_t* codes, const RowStep* rows, int
 
 #endif
 
-// Weights are read in order, on into the next block.
-static const int kFetchAhead = getenv("TRI_AHEAD") ? atoi(getenv("TRI_AHEAD")) : 4096;
-static const int kHint = getenv("TRI_HINT") ? atoi(getenv("TRI_HINT")) : 0;
+// Weights are read in order, on into the next block: so far ahead into the second-level cache,
+// scales and minima with the codes.
+constexpr int kFetchAhead = 12 << 10;
 
 template <class F, int R>
 static void int_rows(const LinearTask& task, int block, int row) {
@@ -178,7 +177,7 @@ static void int_rows(const LinearTask& task, int block, int row) {
     acc[r] = vzero();
   }
   for (int step = 0; step < steps; ++step, codes += F::step_bytes) {
-    for (int line = 0; line < F::fetched; ++line, ahead += 64) { if (kHint == 0) __builtin_prefetch(ahead, 0, 3); else if (kHint==1) __builtin_prefetch(ahead, 0, 2); else if (kHint==2) __builtin_prefetch(ahead,0,0);}
+    for (int line = 0; line < F::fetched; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     V16 isum[F::groups][R];
     step_sums<F, R>(codes, rows, weight.offset, isum);
     for (int g = 0; g < F::groups; ++g) {
