@@ -18,7 +18,7 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 BLOCK, STEP = 16, 32
-_U4, _U8, _BF16 = 0, 1, 2
+_U4, _U8, _BF16, _U6 = 0, 1, 2, 5
 _FLOAT32, _PARTS = 1, 2  # of scales
 
 
@@ -81,10 +81,14 @@ def packed_codes(packed: _native.PackedLinear) -> Codes:
     layout = _native.packed_layout(packed)
     outputs, steps = packed.outputs, -(-packed.inputs // STEP)
     blocks = np.asarray(_native.packed_bytes(packed)).reshape(-1, layout["block_bytes"])
-    lines = 4 if layout["codes"] == _U4 else 8
+    lines = {_U4: 4, _U6: 6, _U8: 8}[layout["codes"]]
     raw = blocks[:, : steps * lines * 64].reshape(len(blocks), steps, lines, BLOCK, 4)
-    if layout["codes"] == _U4:
-        raw = np.concatenate([raw & 15, raw >> 4], axis=2)
+    if layout["codes"] != _U8:
+        lower, upper = raw[:, :, :4], raw[:, :, 4:]
+        raw = np.concatenate([lower & 15, lower >> 4], axis=2)
+        if layout["codes"] == _U6:
+            fields = [upper[:, :, line // 4] >> (line + 2) % 4 * 2 & 3 for line in range(8)]
+            raw |= np.stack(fields, axis=2) << 4
     codes = raw.transpose(0, 3, 1, 2, 4).reshape(-1, steps * STEP)[:outputs].astype(np.int64)
 
     def table(at: int, groups: int) -> Float32:

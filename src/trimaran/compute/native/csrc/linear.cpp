@@ -112,12 +112,15 @@ void dequantize_output(const LinearView& weight, int output, float* values) {
     const int end = k + weight.group < weight.inputs ? k + weight.group : weight.inputs;
     for (; k < end; ++k) {
       int code;
+      const std::uint8_t* step = block + k / kStep * code_step_bytes(weight.codes);
+      const int line = k % kStep / 4, at = lane * 4 + k % 4;  // of 64 bytes
       if (weight.codes == Codes::kU8) {
-        code = block[(k / 4 * kBlock + lane) * 4 + k % 4];
+        code = step[line * 64 + at];
       } else {
-        const int line = k % kStep / 4;
-        const int byte = block[k / kStep * 256 + (line % 4 * kBlock + lane) * 4 + k % 4];
+        const int byte = step[line % 4 * 64 + at];
         code = line < 4 ? byte & 15 : byte >> 4;
+        if (weight.codes == Codes::kU6)
+          code |= (step[256 + line / 4 * 64 + at] >> upper_shift(line) & 3) << 4;
       }
       const float value = scale * static_cast<float>(code - weight.offset);
       values[k] = weight.mins ? value + min : value;

@@ -3,18 +3,21 @@
 // Weights are cut into blocks of 16 outputs; a block is contiguous and streamed in order.
 // Inputs are padded to a multiple of 32, a step, and outputs to one of 16.
 //
-//   U4, U8   codes for products in integers, on tiers without tiles
+//   U4, U6, U8   codes for products in integers, on tiers without tiles
 //            | codes | scales [group][16] | mins [group][16] |
 //            U8: per step 512 bytes    [k / 4][16 outputs][4 k]
 //            U4: per step 256 bytes    the same order; the low nibbles are k / 4 = 0..3 and
 //                                      the high nibbles k / 4 = 4..7
+//            U6: per step 384 bytes    the lower 4 bits as U4, and then the upper 2 of four
+//                                      k / 4 in a byte: those of 0..3 in 64 bytes in that
+//                                      order, of 4..7 in the other 64; see upper_shift
 //            Scales and mins in two parts (ggml's K types), per 8 steps:
 //                                      | float16 [16] | signed bytes [group][16] |
 //   S4, S8   codes that become bf16 on their way to the tiles: see linear_stream.h
 //            | steps: codes, tables | multipliers float32 [16] |
 //   bf16     | [k / 2][16 outputs][2 k] |
 //
-// Weights of U4 and U8: scale * (c - offset), or with mins, scale * c + min.
+// Weights of U4, U6 and U8: scale * (c - offset), or with mins, scale * c + min.
 //
 // Products in integers. Activations have 12 bits: q = round(x * 2032 / max|x|) by row, split
 // into q = 16 * hi + lo with hi in [-127, 127] and lo in [-8, 7]. The arithmetic, the same
@@ -58,7 +61,14 @@ constexpr int kRowPad = 16;
 // Rows of one task at most; tasks start at multiples of it.
 constexpr int kTaskRows = 256;
 
-enum class Codes : std::int32_t { kU4, kU8, kBf16, kS4, kS8 };
+enum class Codes : std::int32_t { kU4, kU8, kBf16, kS4, kS8, kU6 };
+
+// Bytes of a step of integer codes.
+constexpr int code_step_bytes(Codes codes) {
+  return codes == Codes::kU4 ? 256 : codes == Codes::kU6 ? 384 : 512;
+}
+// Where the upper 2 bits of a code of U6 are in their byte, by k / 4 % 4; they belong 4 bits up.
+constexpr int upper_shift(int line) { return (line + 2) % 4 * 2; }
 
 // What scales and mins are: numbers, or products of a float16 of 256 inputs and a byte of the
 // group. Such a product is exact in float32, whose 32 bits a group they would else take.
@@ -82,7 +92,9 @@ struct ScaleParts {
 };
 
 // Whether products with such weights take activations in 12 bits; the others take bf16.
-constexpr bool takes_integers(Codes codes) { return codes == Codes::kU4 || codes == Codes::kU8; }
+constexpr bool takes_integers(Codes codes) {
+  return codes == Codes::kU4 || codes == Codes::kU6 || codes == Codes::kU8;
+}
 
 struct LinearView {
   const std::uint8_t* data = nullptr;

@@ -23,6 +23,7 @@ static inline void grouped_sums(const std::uint8_t* codes, const std::int8_t* q,
     __m512i sum[R];
     for (int r = 0; r < R; ++r)
       sum[r] = F::mins ? _mm512_setzero_si512() : _mm512_set1_epi32(-offset * starts[r][g]);
+#pragma GCC unroll 8
     for (int i = 0; i < F::lines; ++i) {
       const int line = g * F::lines + i;
       const __m512i c = load_line<F>(codes, line);

@@ -64,7 +64,7 @@ LinearView integer_view(int outputs, int inputs, const CodeFormat& format) {
   view.mins = format.mins;
   view.scales = format.scales;
   const std::size_t scales = scale_table_bytes(view.scales, view.steps(), view.groups());
-  view.scales_at = static_cast<std::size_t>(view.steps()) * (view.codes == Codes::kU4 ? 256 : 512);
+  view.scales_at = static_cast<std::size_t>(view.steps()) * code_step_bytes(view.codes);
   view.mins_at = round_up(view.scales_at + scales, 64);
   const std::size_t mins = view.mins ? scale_table_bytes(view.scales, view.steps(), 1) : 0;
   view.block_bytes = round_up(view.mins_at + mins, 64);
@@ -95,16 +95,25 @@ class LaneWriter {
 
  private:
   void write_codes(int step, const std::uint8_t* codes) const {
-    const bool four_bits = view_.codes == Codes::kU4;
-    std::uint8_t* target = block_ + step * (four_bits ? 256 : 512);
-    for (int line = 0; line < (four_bits ? 4 : 8); ++line) {
-      std::uint32_t four, upper;
-      std::memcpy(&four, codes + line * 4, sizeof four);
-      if (four_bits) {
-        std::memcpy(&upper, codes + 16 + line * 4, sizeof upper);
-        four |= upper << 4;
-      }
-      std::memcpy(target + (line * kBlock + lane_) * 4, &four, sizeof four);
+    std::uint8_t* target = block_ + step * code_step_bytes(view_.codes) + lane_ * 4;
+    const auto put = [&](int line, std::uint32_t four) {
+      std::memcpy(target + line * 64, &four, sizeof four);
+    };
+    constexpr std::uint32_t kLower = 0x0f0f0f0f, kUpper = 0x03030303;
+    std::uint32_t lines[8];
+    std::memcpy(lines, codes, sizeof lines);
+    if (view_.codes == Codes::kU8) {
+      for (int line = 0; line < 8; ++line) put(line, lines[line]);
+      return;
+    }
+    for (int line = 0; line < 4; ++line)
+      put(line, (lines[line] & kLower) | (lines[line + 4] & kLower) << 4);
+    if (view_.codes == Codes::kU4) return;
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t upper = 0;
+      for (int line = 0; line < 4; ++line)
+        upper |= (lines[4 * half + line] >> 4 & kUpper) << upper_shift(line);
+      put(4 + half, upper);
     }
   }
 

@@ -51,7 +51,6 @@ void decode_q5_0(const std::uint8_t* row, int step, StepCodes& out) {
   out.scales[0] = half_at(block);
   split_nibbles(block + 6, out.codes);
   add_fifth_bits(word_at(block + 2), out.codes);
-  for (std::uint8_t& code : out.codes) code = static_cast<std::uint8_t>(code + 128 - 16);
 }
 
 // d f16 | m f16 | fifth bits u32 | 16 bytes
@@ -127,7 +126,7 @@ void decode_q6_k(const std::uint8_t* row, int step, StepCodes& out) {
   const std::uint8_t* high = block + 128 + half * 32;
   for (int i = 0; i < kStep; ++i) {
     const int q = (low[i] >> (quarter / 2 * 4) & 15) | (high[i] >> (2 * quarter) & 3) << 4;
-    out.codes[i] = static_cast<std::uint8_t>(q + 128 - 32);
+    out.codes[i] = static_cast<std::uint8_t>(q);
   }
   out.scale_half = half_at(block + 208);
   std::memcpy(out.scale_parts, block + 192 + half * 8 + quarter * 2, 2);
@@ -138,12 +137,12 @@ constexpr BlockType kBlockTypes[] = {
     // name, elements, bytes, {codes, group, offset, mins, scales}, decode
     {"Q4_0", 32, 18, {Codes::kU4, 32, 8, false, Scales::kFloat16}, decode_q4_0},
     {"Q4_1", 32, 20, {Codes::kU4, 32, 0, true, Scales::kFloat16}, decode_q4_1},
-    {"Q5_0", 32, 22, {Codes::kU8, 32, 128, false, Scales::kFloat16}, decode_q5_0},
-    {"Q5_1", 32, 24, {Codes::kU8, 32, 0, true, Scales::kFloat16}, decode_q5_1},
+    {"Q5_0", 32, 22, {Codes::kU6, 32, 16, false, Scales::kFloat16}, decode_q5_0},
+    {"Q5_1", 32, 24, {Codes::kU6, 32, 0, true, Scales::kFloat16}, decode_q5_1},
     {"Q8_0", 32, 34, {Codes::kU8, 32, 128, false, Scales::kFloat16}, decode_q8_0},
     {"Q4_K", 256, 144, {Codes::kU4, 32, 0, true, Scales::kParts}, decode_q4_k},
-    {"Q5_K", 256, 176, {Codes::kU8, 32, 0, true, Scales::kParts}, decode_q5_k},
-    {"Q6_K", 256, 210, {Codes::kU8, 16, 128, false, Scales::kParts}, decode_q6_k},
+    {"Q5_K", 256, 176, {Codes::kU6, 32, 0, true, Scales::kParts}, decode_q5_k},
+    {"Q6_K", 256, 210, {Codes::kU6, 16, 32, false, Scales::kParts}, decode_q6_k},
 };
 
 }  // namespace

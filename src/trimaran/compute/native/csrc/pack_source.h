@@ -10,7 +10,7 @@ namespace trimaran {
 
 // Values in codes: scale * (code - offset) [+ min].
 struct CodeFormat {
-  Codes codes;  // kU4 or kU8
+  Codes codes;  // of those for integers
   int group;    // elements that share a scale: 16 or 32
   int offset;
   bool mins;    // one a step
