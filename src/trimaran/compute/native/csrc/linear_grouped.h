@@ -57,6 +57,7 @@ static void grouped_rows(const LinearTask& task, int block, int row) {
   const std::uint8_t* scales = codes + weight.scales_at;
   const std::uint8_t* mins = codes + weight.mins_at;
   const std::uint8_t* ahead = codes + kFetchAhead;
+  const bool fetches = (row - task.row_begin) % kGroupedSlice == 0;
   const std::int8_t* q = quant.planes + activation_bytes(row, 0, steps);
   const std::size_t first = quant.tile_offset(row, steps);
   const float* own_scales = quant.step_scales + first;
@@ -70,7 +71,8 @@ static void grouped_rows(const LinearTask& task, int block, int row) {
   }
   for (int step = 0; step < steps; ++step, codes += F::step_bytes, q += kRowPad * kStepBytes,
            own_scales += kRowPad, own_sums += kRowPad) {
-    for (int line = 0; line < F::fetched; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    if (fetches)
+      for (int line = 0; line < F::fetched; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     V16 isum[F::groups][R];
     grouped_sums<F, R>(codes, q, starts, weight.offset, isum);
     for (int g = 0; g < F::groups; ++g) {

@@ -191,6 +191,7 @@ static void int_rows(const LinearTask& task, int block, int row) {
   const std::uint8_t* scales = codes + weight.scales_at;
   const std::uint8_t* mins = codes + weight.mins_at;
   const std::uint8_t* ahead = codes + kFetchAhead;
+  const bool fetches = row == task.row_begin;  // the rows after it find them in the cache
   const std::int32_t* sums = F::groups == 1 ? task.quant.sums32 : task.quant.sums16;
   RowStep rows[R];
   const float* float_sums[R];
@@ -203,7 +204,8 @@ static void int_rows(const LinearTask& task, int block, int row) {
     acc[r] = vzero();
   }
   for (int step = 0; step < steps; ++step, codes += F::step_bytes) {
-    for (int line = 0; line < F::fetched; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    if (fetches)
+      for (int line = 0; line < F::fetched; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     V16 isum[F::groups][R];
     step_sums<F, R>(codes, rows, weight.offset, isum);
     for (int g = 0; g < F::groups; ++g) {
