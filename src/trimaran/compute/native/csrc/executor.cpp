@@ -18,7 +18,7 @@ constexpr int kSpareLogitRows = 256;
 // begins with the next ones.
 constexpr int kFetchRows = 16;
 constexpr std::size_t kFetchBytes = 32 << 10;
-constexpr int kFewUnitsPerThread = 3;  // then: longer streams
+constexpr int kFewUnitsPerThread = 2;  // then: longer streams
 
 double seconds_since_start() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
