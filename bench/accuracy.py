@@ -41,7 +41,8 @@ def ask_oracle(path: Path) -> dict[str, tuple[list[int], Distributions]]:
             answers = {}
             for name, text in texts().items():
                 ids = oracle.tokenize(text, parse_special=True)
-                answers[name] = (ids, Distributions.of(oracle.logits(ids)))
+                pieces = map(Distributions.of, oracle.pieces(ids))
+                answers[name] = (ids, Distributions.join(pieces))
             return answers
 
 
