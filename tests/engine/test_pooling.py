@@ -203,7 +203,7 @@ def test_the_same_bits_where_layers_see_windows(kind: str) -> None:
 
 def test_prompts_that_are_pooled_change_no_tokens_and_leave_their_prefixes() -> None:
     """Others' text is the same beside them, and finds what they have computed."""
-    requests = [text("t", PREFIX + [1, 2]), text("u", PROMPTS["c"])]
+    requests = [text("t", [*PREFIX, 1, 2]), text("u", PROMPTS["c"])]
     own = run(make_core(), requests)
     core = make_core()
     found = run(core, [*requests, *(pooled(n, p) for n, p in PROMPTS.items())])
