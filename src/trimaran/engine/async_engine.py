@@ -167,6 +167,12 @@ class AsyncEngine:
         request = self._request(prompt, params, request_id, priority, cache_salt, retention, slo)
         return RequestStream(request, self._thread, self._relay())
 
+    def check_pooled(self, prompt: Prompt, pooling: str = "mean") -> None:
+        """Raises `RequestError` where `pool` could never serve a prompt."""
+        request = self._request(prompt, NO_TOKENS, None, 0, "", None, STANDARD)
+        request.pooling = pooling
+        self.core.check(request)
+
     def pool(
         self,
         prompt: Prompt,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +54,7 @@ class Record:
         request_id: as its client sees it.
         trace_id: of the trace it belongs to, 32 hexadecimal digits, if there is one.
         model: the name under which it was answered.
-        params: of its sampling, once it was handed to the engine.
+        params: of its sampling, once it was handed to the engine; None where nothing is drawn.
         parts: those of it that have ended.
     """
 
@@ -71,7 +72,7 @@ class Record:
         """Since it began."""
         return time.perf_counter() - self._began
 
-    def started(self, params: SamplingParams, now: float) -> None:
+    def started(self, params: SamplingParams | None, now: float) -> None:
         """It is handed to the engine, whose clock shows `now`."""
         self.params = params
         self._offset = time.perf_counter() - now
@@ -97,6 +98,40 @@ class Record:
                 (stream.finish_reason or FinishReason.ABORT).value,
                 () if metrics is None else _phases(metrics, now),
                 None if metrics is None else metrics.first_token,
+            )
+        )
+
+    def ended_together(
+        self, streams: Sequence[DeltaInbox], metrics: Sequence[RequestMetrics | None], now: float
+    ) -> None:
+        """All of the engine's requests have ended that made vectors of texts, of which there
+        may be thousands: they are one part, from the first one's arrival to the last one's end.
+
+        Args:
+            metrics: of each, as in `ended`.
+            now: on the engine's clock.
+        """
+        if not streams:
+            return
+        known = [each for each in metrics if each is not None]
+        begun = [each.first_scheduled for each in known if each.first_scheduled is not None]
+        whole = RequestMetrics(
+            arrival=min((each.arrival for each in known), default=now),
+            first_scheduled=min(begun, default=None),
+            finished=max((each.finished or now for each in known), default=now),
+        )
+        reasons = [(stream.finish_reason or FinishReason.ABORT).value for stream in streams]
+        bad = [reason for reason in reasons if reason != FinishReason.STOP.value]
+        self.parts.append(
+            Part(
+                streams[0].request.id,
+                sum(len(stream.request.prompt) for stream in streams),
+                0,
+                sum(each.cached_tokens for each in known),
+                sum(each.preemptions for each in known),
+                (bad or reasons)[0],
+                _phases(whole, now),
+                None,
             )
         )
 

@@ -107,6 +107,11 @@ def run_server(
         if is_encoder(path):
             phases.done("find model")
             core = load_encoder_core(path, engine_config, phases.done)
+            if config.pooling not in (None, core.model.pooling):
+                raise ConfigError(
+                    f"pooling is '{config.pooling}', and the encoder {path.name} was made for"
+                    f" '{core.model.pooling}'; leave the option out"
+                )
             return LoadedService(None, None, path, EncoderEngine(core))
         loaded = load_engine(model, engine_config, phases=phases, progress=progress)
         return LoadedService(AsyncEngine(loaded.core), loaded.chat_template, loaded.path)
