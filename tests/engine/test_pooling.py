@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,20 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny import make_core, tiny_model, tiny_tokenizer
 
+from trimaran import LLM, AsyncEngine
 from trimaran.compute.native.backend import NativeBackend, available_isas
 from trimaran.compute.native.built import build
 from trimaran.compute.reference.backend import ReferenceBackend
 from trimaran.compute.reference.ops import ReferenceOps
 from trimaran.core.clock import VirtualClock
 from trimaran.core.config import KV_FORMATS, WEIGHTS, EngineConfig
-from trimaran.core.errors import RequestError
+from trimaran.core.errors import BackendError, RequestError, RequestFailedError
 from trimaran.core.outputs import SequenceDelta
 from trimaran.core.pooling import PooledRows
 from trimaran.core.request import FinishReason, Request
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.step_plan import Float32, StepPlan
 from trimaran.engine.core import EngineCore
-from trimaran.engine.factory import LoadedModel
+from trimaran.engine.factory import LoadedModel, load_engine
 from trimaran.engine.factory import make_core as make_windowed
 from trimaran.engine.pooling import NO_TOKENS, normalized
 from trimaran.models.model import Model
@@ -318,8 +321,6 @@ def test_what_a_vector_does_not_go_with_is_refused() -> None:
 
 
 def test_unsound_rows_to_pool_are_refused_by_the_native_back_end() -> None:
-    from trimaran.core.errors import BackendError
-
     model = tiny_model()
     backend = NativeBackend(model, threads=1)
     backend.allocate_cache(4, 16)
@@ -345,3 +346,36 @@ def test_unsound_rows_to_pool_are_refused_by_the_native_back_end() -> None:
     assert both[0].any()
     assert not both[1].any()
     backend.close()
+
+
+def test_offline_and_in_a_loop(smollm2_path: Path) -> None:
+    """`embed` of both engines: the same bits, beside answers; and what is aborted says so."""
+    texts = ["A cat sits on the mat.", [1, 2, 3], "one " * 50]
+    with LLM(smollm2_path, max_model_len=256) as llm:
+        found = llm.embed(texts, pooling="last", priority=[1, 2, 3])
+        raw = llm.embed(texts[0], normalize=False)[0].outputs.embedding
+        with pytest.raises(RequestError, match="257 tokens"):
+            llm.embed([[5] * 10, [5] * 257])
+        with pytest.raises(RequestError, match="'max'"):
+            llm.embed("x", pooling="max")
+        assert llm.generate("x")[0].vector is None
+    assert found[1].prompt_token_ids == [1, 2, 3]
+    assert found[0].metrics is not None
+    assert np.linalg.norm(raw) > 2
+
+    async def ask() -> None:
+        config = EngineConfig(max_model_len=256)
+        async with AsyncEngine(load_engine(smollm2_path, config).core) as engine:
+            answer = asyncio.create_task(engine.generate("Once upon a time"))
+            vectors = await asyncio.gather(*(engine.embed(each, "last") for each in texts))
+            for got, wanted in zip(vectors, found, strict=True):
+                assert got.tobytes() == wanted.outputs.embedding.tobytes()
+            mean = await engine.embed(texts[0], normalize=False)
+            assert mean.tobytes() == raw.tobytes()
+            assert (await answer).vector is None
+            aborted = engine.pool([3] * 250)
+            engine.abort(aborted.request.id)
+            with pytest.raises(RequestFailedError, match="aborted"):
+                await aborted.vector()
+
+    asyncio.run(ask())

@@ -88,6 +88,7 @@ def test_bad_requests_are_refused_by_name(encoder: HttpServer, client: OpenAI) -
         ({"input": "x", "dimensions": 385}, "invalid_value", "dimensions"),
         ({"input": "x", "dimensions": 0}, "invalid_value", "dimensions"),
         ({"input": "x", "pooling": "cls"}, "unsupported_parameter", "pooling"),
+        ({"input": "x", "normalize": False}, "unsupported_parameter", "normalize"),
         ({"input": "x", "truncate_prompt_tokens": 2}, "invalid_value", "truncate_prompt_tokens"),
         ({"input": [99_999_999]}, "invalid_request", None),
         ({"input": "x", "temperature": 0}, "unknown_parameter", "temperature"),
@@ -138,13 +139,6 @@ def test_an_encoder_generates_nothing_and_says_so(encoder: HttpServer, client: O
     assert answer.json()["error"]["code"] == "model_not_generative"
     assert httpx.get(f"{encoder.url}/health").status_code == 200
     assert client.models.list().data[0].id == "all-minilm-l6-v2"
-
-
-def test_a_decoder_makes_no_embeddings_and_says_so(server: HttpServer) -> None:
-    for body in ({"input": "x"}, {"input": "x", "pooling": "mean"}):
-        error = post(server, **body).json()["error"]
-        assert error["code"] == "model_not_an_encoder"
-        assert error["param"] == ("pooling" if "pooling" in body else "model")
 
 
 def test_requests_together_are_batched_counted_and_leave_nothing(encoder: HttpServer) -> None:
