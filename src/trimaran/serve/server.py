@@ -98,9 +98,9 @@ def run_server(
     listening = _listen(config)
     _allow_files(config.max_connections)
     service = Service(config)
-    traces = None
+    traces, port = None, listening.getsockname()[1]
     if config.otlp_endpoint is not None:
-        traces = Traces(config.otlp_endpoint, listening.getsockname()[1])
+        traces = Traces(config.otlp_endpoint, port)
 
     def load() -> LoadedService:
         path = resolve(model, progress=progress)
@@ -116,7 +116,7 @@ def run_server(
         loaded = load_engine(model, engine_config, phases=phases, progress=progress)
         return LoadedService(AsyncEngine(loaded.core), loaded.chat_template, loaded.path)
 
-    server = _Server(_uvicorn_config(service, traces), service)
+    server = _Server(_uvicorn_config(service, traces, port), service)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(server, service, listening, load, phases, ready))
@@ -189,11 +189,11 @@ def _address(config: ServeConfig, listening: socket.socket) -> str:
     return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
 
-def _uvicorn_config(service: Service, traces: Traces | None) -> uvicorn.Config:
+def _uvicorn_config(service: Service, traces: Traces | None, port: int) -> uvicorn.Config:
     config = service.config
     try:
         found = uvicorn.Config(
-            create_app(service, traces),
+            create_app(service, traces, port),
             http=limited_protocol(
                 config.max_header_bytes,
                 config.max_connections,

@@ -382,7 +382,7 @@ class Service:
         begin = asyncio.get_running_loop().time()
         deadline = begin + self.config.request_timeout
         job = Job(params, [], [None], [], begin, deadline, self.metrics, asked=False)
-        with self._seats(job, 1):
+        with self._seats(job, 1), self._recorded(job):
             opened = self.engine.open(
                 params,
                 chat=chat,
@@ -446,7 +446,7 @@ class Service:
         try:
             yield
         finally:
-            for stream in job.streams:
+            for stream in job.streams if job.asked else ():
                 metrics = stream.metrics or core.metrics_of(stream.request.id)
                 record.ended(stream, metrics, core.clock.now())
 
