@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,6 +117,27 @@ def test_a_full_server_says_when_to_come_again(encoder: HttpServer) -> None:
     assert len(refused) + len(served) == 24
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
     assert post(encoder, input=["x"] * 300).status_code == 200
+
+
+def test_the_engines_own_limit_refuses_too_but_no_request_for_its_own_texts(
+    minilm_path: Path,
+) -> None:
+    flags = ("--max-waiting", "1", "--max-num-seqs", "4", "--warmup", "0", "--log-json")
+    env = {"OPENBLAS_NUM_THREADS": "1"}
+    with serving("--model", str(minilm_path), *flags, env=env) as server:
+        assert post(server, input=["word " * 20] * 60).status_code == 200
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda _: post(server, input=["word " * 200] * 2), range(16)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert refused
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        assert {answer.status_code for answer in answers} == {200, 429}
+        rejections = server.metric("vllm:admission_rejections_total", reason="max_waiting")
+        assert rejections >= len(refused)
+        lines = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+    line = next(each for each in lines if each.get("prompt_tokens") == 60 * 22)
+    assert 0 <= line["queue_seconds"] < line["prefill_seconds"] < line["seconds"]
+    assert (line["finish_reason"], line["output_tokens"]) == ("stop", 0)
 
 
 def test_langchains_class(encoder: HttpServer) -> None:

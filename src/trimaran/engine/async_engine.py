@@ -284,6 +284,10 @@ class AsyncEngine:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
 
+    def has_room(self) -> bool:
+        """Whether one more request might be taken now, as far as those that wait go."""
+        return self._thread.has_room()
+
     def health(self) -> EngineHealth:
         """Whether requests are taken, and if not, why."""
         return self._thread.health()
