@@ -26,6 +26,7 @@ from trimaran.serve.config import ServeConfig
 from trimaran.serve.http_protocol import LimitedProtocol, limited_protocol
 from trimaran.serve.service import LoadedService, Service
 from trimaran.serve.session_socket import SessionSocket
+from trimaran.serve.tls import TlsServer
 from trimaran.serve.traces import Traces
 from trimaran.serve.warmup import warm_up, warm_up_encoder
 
@@ -41,6 +42,24 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config, context = self.config, self.config.ssl
+        if context is None:
+            await super().startup(sockets)
+            return
+
+        def make() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        own, connections = self._service.config, self.server_state.connections
+        self.servers = [
+            TlsServer(each, make, context, connections, own.max_connections, own.header_timeout)  # type: ignore[misc]
+            for each in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
