@@ -55,8 +55,16 @@ class Watched(NativeBackend):
 class Case:
     """Requests whose prompts share more than a chunk, and an engine to run them on."""
 
-    def __init__(self, model: Model, built: BuiltModel, kv: str, tokenizer: Tokenizer | None):
+    def __init__(
+        self,
+        model: Model,
+        built: BuiltModel,
+        kv: str,
+        tokenizer: Tokenizer | None,
+        activations: str = "auto",
+    ) -> None:
         self.model, self.built, self.kv, self.tokenizer = model, built, kv, tokenizer
+        self.activations = activations
         draw = np.random.default_rng(0).integers
         prefix, *tails = (draw(0, 250, n).tolist() for n in (280, 21, 40, 3, 17))
         self.leader = Request("leader", prefix + tails[0], LEADER)
@@ -76,7 +84,7 @@ class Case:
         **options: Any,
     ) -> tuple[dict[str, RequestOutput], Watched]:
         """`later` come when the first request has its first token."""
-        backend = Watched(self.built, kv=self.kv, threads=threads)
+        backend = Watched(self.built, kv=self.kv, activations=self.activations, threads=threads)
         core = make_core(
             backend, blocks=160, block_size=BLOCK, model=self.model, tokenizer=self.tokenizer,
             **options,
@@ -167,3 +175,18 @@ def test_on_the_real_model(
     expected = case.alone()
     for threads, budget, prefix_cache, grouped in ways:
         case.check(expected, prefix_cache, grouped, threads=threads, max_num_batched_tokens=budget)
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_with_activations_in_8_bits(isa: str) -> None:
+    model = quantized_model("Q4_1", context_length=512)
+    case = Case(model, build(model, "as-is", isa), "int8", None, "int8")
+    expected = case.alone()
+    for threads, budget, prefix_cache, grouped in [(2, 37, True, True), (3, 2048, False, True)]:
+        case.check(expected, prefix_cache, grouped, threads=threads, max_num_batched_tokens=budget)
+
+
+def test_with_activations_in_8_bits_on_the_real_model(real: tuple[Model, Tokenizer]) -> None:
+    model, tokenizer = real
+    case = Case(model, build(model, "as-is", "auto"), "int8", tokenizer, "int8")
+    case.check(case.alone(), True, True, threads=2, max_num_batched_tokens=61)

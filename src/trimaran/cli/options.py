@@ -23,6 +23,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "backend": config.BACKENDS,
     "weights": config.WEIGHTS,
     "kv": config.KV_CHOICES,
+    "activations": config.ACTIVATIONS,
     "isa": config.ISAS,
     "block_size": config.BLOCK_SIZES,
     "index": config.INDICES,

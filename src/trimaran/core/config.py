@@ -17,6 +17,7 @@ BACKENDS = ("auto", "native", "reference")
 WEIGHTS = ("as-is", "bf16", "int8", "int4")
 KV_FORMATS = ("bf16", "int8")
 KV_CHOICES = ("auto", *KV_FORMATS)
+ACTIVATIONS = ("auto", "int8")
 ISAS = ("auto", "amx", "avx512", "avx2", "portable")
 BLOCK_SIZES = (0, 4, 8, 16, 32)
 """0 is "auto"."""
@@ -55,6 +56,10 @@ class EngineConfig:
         kv: how keys and values are held: "bf16", "int8" (a scale for each token and KV
             head), which takes about half the memory, or "auto": what a build says, else
             bf16.
+        activations: what linear layers with weights of 8 bits and less round their input to:
+            "auto" (12 bits a row; bf16 with AMX, where it is the faster) or "int8" (8 bits and
+            a scale for each 32 inputs, as llama.cpp does: less exact, and a third less
+            arithmetic; with AMX the same as "auto").
         isa: instruction set of the native kernels; "auto" takes the best the CPU has.
         build_cache: use the cached build of a model, and keep one where packing its weights
             took longer than 0.25 seconds.
@@ -105,6 +110,7 @@ class EngineConfig:
     backend: str = "auto"
     weights: str = "as-is"
     kv: str = "auto"
+    activations: str = "auto"
     isa: str = "auto"
     build_cache: bool = True
     threads: int = 0
@@ -132,6 +138,7 @@ class EngineConfig:
         _one_of("backend", self.backend, BACKENDS)
         _one_of("weights", self.weights, WEIGHTS)
         _one_of("kv", self.kv, KV_CHOICES)
+        _one_of("activations", self.activations, ACTIVATIONS)
         _one_of("isa", self.isa, ISAS)
         if self.block_size == "auto":  # type: ignore[comparison-overlap]
             object.__setattr__(self, "block_size", 0)

@@ -189,6 +189,7 @@ def _start_build(
     backend = NativeBackend(
         built,
         kv=kv,
+        activations=config.activations,
         threads=config.threads,
         max_rows=config.step_rows(built.config.context_length),
     )
@@ -266,6 +267,10 @@ def choose_backend(config: EngineConfig) -> str:
     return name
 
 
+# Options that the reference back end hasn't, with what they are without it.
+_NATIVE_ONLY = (("isa", "auto"), ("weights", "as-is"), ("kv", "auto"), ("activations", "auto"))
+
+
 def make_backend(model: Model, config: EngineConfig) -> Backend:
     """The back end that the configuration asks for.
 
@@ -279,6 +284,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
             model,
             weights=config.weights,
             kv=config.kv_format(),
+            activations=config.activations,
             isa=config.isa,
             threads=config.threads,
             max_rows=config.step_rows(model.config.context_length),
@@ -289,7 +295,7 @@ def make_backend(model: Model, config: EngineConfig) -> Backend:
             " slower",
             native.unavailable_reason(),
         )
-    for option, default in (("isa", "auto"), ("weights", "as-is"), ("kv", "auto")):
+    for option, default in _NATIVE_ONLY:
         if getattr(config, option) != default:
             raise BackendError(
                 f"{option} is '{getattr(config, option)}', which the reference back end doesn't"

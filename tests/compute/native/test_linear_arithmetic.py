@@ -15,6 +15,7 @@ from trimaran.compute.native import _native
 ISAS = _native.available_isas()
 LAYOUTS = ("portable", "amx")  # for integers and for tiles: any machine can pack either
 ROUNDED = ("bf16", "int8", "int4")
+ACTIVATIONS = ("auto", "int8")
 TINY, LEAST, SUBNORMAL = 1e-30, 1.2e-38, 1e-42
 # Row by row: the largest magnitude.
 SIZES = [0.0, 1e-45, SUBNORMAL, LEAST, 9.9e-31, TINY, 1e-12, 1.0, 1e4, 1e30]
@@ -52,18 +53,18 @@ def pack(kind: str, outputs: int, inputs: int, scale: float, seed: int, isa: str
     return _native.pack("F32", raw, inputs, None, kind, isa)
 
 
-def product(isa: str, packed: _native.PackedLinear, x: Array) -> Array:
+def product(isa: str, packed: _native.PackedLinear, x: Array, activations: str = "auto") -> Array:
     out = np.full((len(x), packed.outputs), 7, np.float32)
-    _native.linear(isa, packed, x, None, None, out)
+    _native.linear(isa, packed, x, None, None, out, activations)
     return out
 
 
-def check(isa: str, packed: _native.PackedLinear, x: Array) -> None:
-    y = product(isa, packed, x)
+def check(isa: str, packed: _native.PackedLinear, x: Array, activations: str = "auto") -> None:
+    y = product(isa, packed, x, activations)
     weights = np.empty((packed.outputs, packed.inputs), np.float32)
     packed.values(weights)
     if isa != "amx":
-        np.testing.assert_array_equal(y.view(np.uint32), stated(isa, packed, x))
+        np.testing.assert_array_equal(y.view(np.uint32), stated(isa, packed, x, activations))
         return
     # Tiles take subnormal inputs for zero, and make zeros of subnormal sums.
     rounded, wide = bf16(x).astype(np.float64), weights.astype(np.float64)
@@ -72,8 +73,8 @@ def check(isa: str, packed: _native.PackedLinear, x: Array) -> None:
     assert np.all(np.abs(y - rounded @ wide.T) <= 1e-5 * size + lost)
 
 
-def stated(isa: str, packed: _native.PackedLinear, x: Array) -> np.ndarray:
-    return stated_product(isa, packed, x).view(np.uint32)
+def stated(isa: str, packed: _native.PackedLinear, x: Array, activations: str) -> np.ndarray:
+    return stated_product(isa, packed, x, activations).view(np.uint32)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -92,7 +93,8 @@ def test_ragged_shapes_and_the_ends_of_float32(isa: str, kind: str, data: st.Dat
         scale = data.draw(st.sampled_from(FLOAT_SCALES), "scale")
     packed = pack(kind, outputs, inputs, scale, seed, isa)
     # No sum of products is beyond float32.
-    check(isa, packed, activations(rows, inputs, seed, 1e4 if scale > 1.0 else 1e30))
+    bits = data.draw(st.sampled_from(ACTIVATIONS), "bits")
+    check(isa, packed, activations(rows, inputs, seed, 1e4 if scale > 1.0 else 1e30), bits)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -135,15 +137,16 @@ def test_what_cannot_be_rounded_is_no_number(layout: str, target: str, values: l
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", [*BLOCK_TYPES, *ROUNDED])
-def test_every_number_of_rows(isa: str, kind: str) -> None:
+@pytest.mark.parametrize("bits", ACTIVATIONS)
+def test_every_number_of_rows(isa: str, kind: str, bits: str) -> None:
     """1 to 70, of which each has another mix of blocks of rows."""
     inputs = 256 if kind in BLOCK_TYPES else 250
     packed = pack(kind, 37, inputs, 0.01, 3, isa)
     x = activations(70, inputs, 5, 1e30)
-    together = product(isa, packed, x)
-    check(isa, packed, x)
+    together = product(isa, packed, x, bits)
+    check(isa, packed, x, bits)
     for rows in range(1, 70):
-        np.testing.assert_array_equal(product(isa, packed, x[-rows:]), together[-rows:])
+        np.testing.assert_array_equal(product(isa, packed, x[-rows:], bits), together[-rows:])
 
 
 @pytest.mark.parametrize("kind", [*BLOCK_TYPES, *ROUNDED])
@@ -153,9 +156,28 @@ def test_fused_tiers_agree_to_the_bit(kind: str, scale: float) -> None:
     inputs = 1792 if kind in BLOCK_TYPES else 1771
     packed = pack(kind, 45, inputs, scale, 1, "avx2")
     x = activations(19, inputs, 2, 1e30)
-    results = [product(isa, packed, x) for isa in fused]
-    for other in results:
-        np.testing.assert_array_equal(other.view(np.uint32), results[0].view(np.uint32))
+    for bits in ACTIVATIONS:
+        results = [product(isa, packed, x, bits) for isa in fused]
+        for other in results:
+            np.testing.assert_array_equal(other.view(np.uint32), results[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_eight_bits_of_what_is_no_number_hurt_only_their_row(isa: str, bad: float) -> None:
+    packed = pack("Q4_1", 20, 64, 0.01, 1, isa)
+    x = activations(18, 64, 4, 1.0)
+    good = product(isa, packed, x, "int8")
+    x[7, 40] = bad
+    y = product(isa, packed, x, "int8")
+    assert not np.any(np.isfinite(y[7]))
+    np.testing.assert_array_equal(np.delete(y, 7, axis=0), np.delete(good, 7, axis=0))
+
+
+def test_activations_of_an_unknown_kind_are_refused() -> None:
+    packed = pack("Q4_1", 20, 64, 0.01, 1, "portable")
+    with pytest.raises(ValueError, match="activations is 'int4'; give auto or int8"):
+        product("portable", packed, np.zeros((1, 64), np.float32), "int4")
 
 
 @pytest.mark.parametrize("isa", LAYOUTS)

@@ -54,7 +54,7 @@ def packed_from(
     group: int,
     offset: int,
     mins: bool,
-    wide: bool,
+    scales: int,
     block_bytes: int,
     scales_at: int,
     mins_at: int,
@@ -74,6 +74,7 @@ def linear(
     bias: _Float32 | None,
     residual: _Float32 | None,
     out: _Float32,
+    activations: str = "auto",
 ) -> None: ...
 def rms_norm(isa: str, x: _Float32, weight: _Float32, eps: float, out: _Float32) -> None: ...
 def rope(isa: str, heads: _Float32, cosines: _Float32, sines: _Float32) -> None: ...
@@ -143,7 +144,13 @@ class ThreadPool: ...
 
 class Executor:
     def __init__(
-        self, program: Program, isa: str, threads: int, max_rows: int, kv: str = "bf16"
+        self,
+        program: Program,
+        isa: str,
+        threads: int,
+        max_rows: int,
+        kv: str = "bf16",
+        activations: str = "auto",
     ) -> None: ...
     def allocate_cache(self, blocks: Sequence[int], block_size: int) -> None: ...
     def run(

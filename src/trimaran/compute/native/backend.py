@@ -13,7 +13,7 @@ from trimaran.compute.native import _native
 from trimaran.compute.native.built import BuiltModel, build
 from trimaran.compute.native.sampler import NativeSampler
 from trimaran.compute.processors import usable_processors
-from trimaran.core.config import KV_FORMATS
+from trimaran.core.config import ACTIVATIONS, KV_FORMATS
 from trimaran.core.errors import BackendError, CapacityError
 from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32
@@ -33,9 +33,10 @@ class NativeBackend:
     """Runs a model's recorded forward in one call a step; implements `Backend`.
 
     Activations between operations are float32. Linear layers round their input to 12 bits a
-    row and sum exactly where weights have 4 or 8 bits and the machine has no AMX, and to bf16
-    otherwise; csrc/linear.h and csrc/attention.h state the arithmetic. The KV cache is in
-    bf16, or in int8 with a scale for each token and KV head (csrc/kv_cache.h).
+    row, or to 8 in groups of 32, and sum exactly where weights have 4 or 8 bits and the machine
+    has no AMX, and to bf16 otherwise; csrc/linear.h and csrc/attention.h state the
+    arithmetic. The KV cache is in bf16, or in int8 with a scale for each token and KV head
+    (csrc/kv_cache.h).
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class NativeBackend:
         *,
         weights: str = "as-is",
         kv: str = "bf16",
+        activations: str = "auto",
         isa: str = "auto",
         threads: int = 0,
         max_rows: int = 2048,
@@ -54,6 +56,7 @@ class NativeBackend:
             model: one that is built has its weights and its instruction set already.
             weights: "as-is", "bf16", "int8" or "int4", as in `EngineConfig`.
             kv: "bf16" or "int8", as in `EngineConfig`.
+            activations: "auto" or "int8", as in `EngineConfig`.
             isa: "auto" or one of `available_isas`.
             threads: 0 takes the processors this process may use (`usable_processors`).
             max_rows: rows of a step, at most; memory for activations is sized by it.
@@ -67,7 +70,12 @@ class NativeBackend:
             raise BackendError(f"max_rows is {max_rows} and threads {threads}; both must be more")
         if kv not in KV_FORMATS:
             raise BackendError(f"kv is '{kv}'; give one of {', '.join(KV_FORMATS)}")
+        if activations not in ACTIVATIONS:
+            raise BackendError(
+                f"activations is '{activations}'; give one of {', '.join(ACTIVATIONS)}"
+            )
         self._kv = kv
+        self._activations = activations
         self._block_size = 0
         self._threads = threads or usable_processors()
         if not isinstance(model, BuiltModel):
@@ -89,7 +97,9 @@ class NativeBackend:
     def _start(self, built: BuiltModel, max_rows: int) -> _native.Executor:
         try:
             program = built.plan.program(built.matrices)
-            return _native.Executor(program, self._isa, self._threads, max_rows, self._kv)
+            return _native.Executor(
+                program, self._isa, self._threads, max_rows, self._kv, self._activations
+            )
         except ValueError as error:
             raise BackendError(f"the native kernels can't run this model: {error}") from None
         except MemoryError:
@@ -112,6 +122,7 @@ class NativeBackend:
             "weights": self._weights,
             "weight_formats": dict(self._formats),
             "kv": self._kv,
+            "activations": self._activations,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "weight_bytes": self._weight_bytes,
             "linear_parameters": self._linear_parameters,
@@ -149,7 +160,7 @@ class NativeBackend:
     def kv_fingerprint(self) -> bytes:
         plan, vectors = self.built.plan.to_json()
         head = [_native.KERNEL_VERSION, _native.SOURCE_HASH, self._isa, self._kv, plan]
-        head += [self._block_size, self.kv_block_bytes()]
+        head += [self._activations, self._block_size, self.kv_block_bytes()]
         digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
         for vector in vectors:
             digest.update(vector.tobytes())

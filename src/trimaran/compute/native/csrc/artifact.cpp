@@ -32,9 +32,9 @@ std::size_t step_bytes(const LinearView& view) {
   const auto steps = static_cast<std::size_t>(view.steps());
   switch (view.codes) {
     case Codes::kU4:
-      return steps * kStep * kBlock / 2;
+    case Codes::kU6:
     case Codes::kU8:
-      return steps * kStep * kBlock;
+      return steps * code_step_bytes(view.codes);
     case Codes::kBf16:
       return steps * kStep * kBlock * 2;
     case Codes::kS4:
@@ -50,9 +50,11 @@ void check_tables(const LinearView& view) {
     return at % 64 == 0 && at <= view.block_bytes && bytes <= view.block_bytes - at;
   };
   if (takes_integers(view.codes)) {
+    expect(view.group == 32 || (view.codes == Codes::kU6 && !view.mins), "group isn't 32");
     expect(view.offset >= 0 && view.offset <= 255, "offset isn't a code");
-    const std::size_t table = static_cast<std::size_t>(view.steps()) * (kStep / view.group) *
-                              kBlock * (view.wide ? sizeof(float) : sizeof(std::uint16_t));
+    expect(view.scales >= Scales::kFloat16 && view.scales <= Scales::kParts,
+           "scales of an unknown kind");
+    const std::size_t table = scale_table_bytes(view.scales, view.steps(), view.groups());
     expect(view.scales_at >= step_bytes(view) && fits(view.scales_at, table),
            "scales outside the block");
     if (view.mins) expect(fits(view.mins_at, table), "minima outside the block");

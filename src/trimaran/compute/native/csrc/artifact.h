@@ -13,7 +13,7 @@ namespace trimaran {
 
 // Grows with every change of a packed layout, of an instruction's meaning, or of this file's
 // checksum. (Builds also carry a hash of all sources; this is what people can read.)
-constexpr int kKernelVersion = 1;
+constexpr int kKernelVersion = 2;
 
 // 64 bits over `bytes` bytes. A change within any aligned 8 of them always shows, any other
 // one but for a chance of 2^-64. It finds accidents; who can write the file can also write

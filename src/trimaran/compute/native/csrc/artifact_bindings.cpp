@@ -20,7 +20,7 @@ namespace {
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // A new field of LinearView belongs into both functions below, and into check_tables.
-static_assert(sizeof(LinearView) == 56, "LinearView has changed");
+static_assert(sizeof(LinearView) == 64, "LinearView has changed");
 
 nb::dict layout(const PackedLinear& packed) {
   const LinearView& view = packed.view();
@@ -31,7 +31,7 @@ nb::dict layout(const PackedLinear& packed) {
   fields["group"] = view.group;
   fields["offset"] = view.offset;
   fields["mins"] = view.mins;
-  fields["wide"] = view.wide;
+  fields["scales"] = static_cast<int>(view.scales);
   fields["block_bytes"] = view.block_bytes;
   fields["scales_at"] = view.scales_at;
   fields["mins_at"] = view.mins_at;
@@ -40,7 +40,7 @@ nb::dict layout(const PackedLinear& packed) {
 
 std::shared_ptr<PackedLinear> from_layout(std::shared_ptr<Memory> memory, std::size_t at,
                                           const std::string& format, int codes, int outputs,
-                                          int inputs, int group, int offset, bool mins, bool wide,
+                                          int inputs, int group, int offset, bool mins, int scales,
                                           std::size_t block_bytes, std::size_t scales_at,
                                           std::size_t mins_at) {
   LinearView view;
@@ -50,7 +50,7 @@ std::shared_ptr<PackedLinear> from_layout(std::shared_ptr<Memory> memory, std::s
   view.group = group;
   view.offset = offset;
   view.mins = mins;
-  view.wide = wide;
+  view.scales = static_cast<Scales>(scales);
   view.block_bytes = block_bytes;
   view.scales_at = scales_at;
   view.mins_at = mins_at;
@@ -85,7 +85,7 @@ void bind_artifact(nb::module_& module) {
     return bytes_of(own.data(), own.bytes(), packed);
   });
   module.def("packed_from", &from_layout, "memory"_a, "at"_a, "format"_a, "codes"_a, "outputs"_a,
-             "inputs"_a, "group"_a, "offset"_a, "mins"_a, "wide"_a, "block_bytes"_a,
+             "inputs"_a, "group"_a, "offset"_a, "mins"_a, "scales"_a, "block_bytes"_a,
              "scales_at"_a, "mins_at"_a);
 }
 

@@ -152,6 +152,25 @@ static std::uint32_t largest_magnitude(const float* x, int width) {
   return top;
 }
 
+// Magnitudes below it count as zero: the inverse would overflow.
+constexpr float kLeastMagnitude = 1e-30f;
+
+// What a row of floats is multiplied with before it is rounded, and what to multiply its sums
+// with: 0 for a row of zeros, NaN where an element isn't finite.
+struct RowScale {
+  float inverse;
+  float scale;
+
+  RowScale(const float* x, int width, float most) {
+    const std::uint32_t top = largest_magnitude(x, width);
+    float largest;
+    std::memcpy(&largest, &top, sizeof largest);
+    const bool finite = top < 0x7f800000u, zero = !finite || largest < kLeastMagnitude;
+    inverse = zero ? 0.0f : most / largest;
+    scale = !finite ? __builtin_nanf("") : zero ? 0.0f : largest / most;
+  }
+};
+
 #if defined(__AVX512F__)
 
 // q = 16 * high + low, 16 elements of each.
@@ -199,6 +218,18 @@ static inline void quantize_step(V16 first, V16 second, V16 inverse, const Quant
   rows.sums8[index] = 8 * (sums[0] + sums[1]);
 }
 
+// In 8 bits.
+static inline void quantize_bytes(V16 first, V16 second, V16 inverse, const QuantRows& rows,
+                                  std::size_t at, std::size_t, std::int32_t* sums) {
+  const __m512i q[2] = {_mm512_cvtps_epi32(vmul(first, inverse).v),
+                        _mm512_cvtps_epi32(vmul(second, inverse).v)};
+  for (int i = 0; i < 2; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(rows.planes + at + 16 * i),
+                     _mm512_cvtepi32_epi8(q[i]));
+    sums[i] = _mm512_reduce_add_epi32(q[i]);
+  }
+}
+
 #else
 
 static inline void round_lanes(V16 x, V16 inverse, std::int32_t* q) {
@@ -229,22 +260,40 @@ static inline void quantize_step(V16 first, V16 second, V16 inverse, const Quant
   }
 }
 
+static inline void quantize_bytes(V16 first, V16 second, V16 inverse, const QuantRows& rows,
+                                  std::size_t at, std::size_t index, std::int32_t* sums) {
+  quantize_step(first, second, inverse, rows, at, index, sums);
+}
+
 #endif
 
+static void quantize_grouped(const float* x, int width, const QuantRows& rows, int row) {
+  const int steps = (width + kStep - 1) / kStep;
+  std::int32_t* sums16 = rows.sums16 + static_cast<std::size_t>(row) * steps * 2;
+  std::int32_t* sums32 = rows.sums32 + static_cast<std::size_t>(row) * steps;
+  std::size_t index = rows.tile_offset(row, steps);
+  for (int i = 0; i < steps; ++i, x += kStep, width -= kStep, index += kRowPad) {
+    const RowScale rounding(x, width < kStep ? width : kStep, kGroupedMax);
+    V16 first = vzero(), second = vzero();
+    if (rounding.inverse != 0.0f) load_step(x, width, first, second);
+    quantize_bytes(first, second, vset1(rounding.inverse), rows, activation_bytes(row, i, steps),
+                   index, sums16 + 2 * i);
+    sums32[i] = sums16[2 * i] + sums16[2 * i + 1];
+    rows.step_scales[index] = rounding.scale;
+    rows.sums32f[index] = static_cast<float>(sums32[i]) * rounding.scale;
+  }
+}
+
 static void quantize_row(const float* x, int width, const QuantRows& rows, int row) {
+  if (rows.step_scales != nullptr) return quantize_grouped(x, width, rows, row);
   const int steps = (width + kStep - 1) / kStep;
   std::int32_t* sums16 = rows.sums16 + static_cast<std::size_t>(row) * steps * 2;
   std::int32_t* sums32 = rows.sums32 + static_cast<std::size_t>(row) * steps;
   const std::size_t first_index = rows.tile_offset(row, steps);
-  const std::uint32_t top = largest_magnitude(x, width);
-  const bool finite = top < 0x7f800000u;
-  float largest;
-  std::memcpy(&largest, &top, sizeof largest);
-  // Below it the inverse would overflow; such rows count as zero.
-  constexpr float kLeast = 1e-30f;
-  const bool zero = !finite || largest < kLeast;
-  rows.scales[row] = finite ? (zero ? 0.0f : largest / kActivationMax) : __builtin_nanf("");
-  const V16 inverse = vset1(zero ? 0.0f : kActivationMax / largest);
+  const RowScale rounding(x, width, kActivationMax);
+  const bool zero = rounding.inverse == 0.0f;
+  rows.scales[row] = rounding.scale;
+  const V16 inverse = vset1(rounding.inverse);
   // Rows follow each other in memory, and come from the cache of another core.
   const float* next = x + (width + 15) / 16 * 16;
   for (int i = 0; i < steps; ++i) {

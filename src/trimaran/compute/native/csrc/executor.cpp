@@ -18,7 +18,7 @@ constexpr int kSpareLogitRows = 256;
 // begins with the next ones.
 constexpr int kFetchRows = 16;
 constexpr std::size_t kFetchBytes = 32 << 10;
-constexpr int kFewUnitsPerThread = 3;  // then: longer streams
+constexpr int kFewUnitsPerThread = 2;  // then: longer streams
 
 double seconds_since_start() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
@@ -28,7 +28,7 @@ double seconds_since_start() {
 }  // namespace
 
 Executor::Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows,
-                   KvFormat kv)
+                   KvFormat kv, bool eight_bits)
     : program_(std::move(program)),
       tier_(tier_of(isa)),
       direct_(!tier_.multiplies_integers()),
@@ -41,7 +41,7 @@ Executor::Executor(std::shared_ptr<const Program> program, Isa isa, int threads,
       if (!can_multiply(tier_, part.weight->view()))
         throw std::invalid_argument("weights packed for another instruction set");
   make_phases();
-  take_buffers();
+  take_buffers(eight_bits);
   const AttentionShape& shape = program_->cache_shape();
   const std::size_t scratch =
       std::max(attention_scratch_bytes(shape.heads, shape.kv_heads, shape.head_dim),
@@ -69,7 +69,7 @@ void Executor::make_phases() {
 }
 
 // One stretch of memory: all buffers but the logits, then what linear layers read.
-void Executor::take_buffers() {
+void Executor::take_buffers(bool eight_bits) {
   const std::vector<Buffer>& buffers = program_->buffers();
   const std::size_t rows = round_up(max_rows_, kRowPad) + kRowPad;
   const std::size_t steps = (program_->widest_input() + kStep - 1) / kStep;
@@ -91,6 +91,7 @@ void Executor::take_buffers() {
   const std::size_t words = take(quantized * steps * kStepBytes);
   const std::size_t starts = take(quantized * steps * sizeof(std::int32_t));
   const std::size_t sums8 = take(quantized * steps * sizeof(std::int32_t));
+  const std::size_t step_scales = take(eight_bits ? quantized * steps * sizeof(float) : 0);
   const std::size_t prepared = take(rows * steps * kStepBytes);
   const std::size_t delivered = take((direct_ ? rows : 0) * steps * kStepBytes);
   activations_ = Memory(bytes);
@@ -103,6 +104,8 @@ void Executor::take_buffers() {
   quant_.scales = reinterpret_cast<float*>(base + scales);
   quant_.words = reinterpret_cast<std::int8_t*>(base + words);
   quant_.starts = reinterpret_cast<std::int32_t*>(base + starts);
+  if (eight_bits && quantized > 0)
+    quant_.step_scales = reinterpret_cast<float*>(base + step_scales);
   quant_.sums8 = reinterpret_cast<std::int32_t*>(base + sums8);
   bf16_[0] = base + prepared;
   bf16_[1] = base + delivered;

@@ -33,8 +33,9 @@ namespace trimaran {
 class Executor {
  public:
   // A step may have `max_rows` rows. Throws std::bad_alloc or std::system_error.
+  // With `eight_bits` activations of integer products have 8 bits and a scale every 32.
   Executor(std::shared_ptr<const Program> program, Isa isa, int threads, int max_rows,
-           KvFormat kv);
+           KvFormat kv, bool eight_bits);
 
   // Replaces the KV cache; `blocks` for each of the program's groups of layers. Throws
   // std::invalid_argument for sizes that the kernels can't work with, std::bad_alloc.
@@ -95,7 +96,7 @@ class Executor {
 
   void check_blocks(const std::int32_t* blocks, int count) const;
   void make_phases();
-  void take_buffers();
+  void take_buffers(bool eight_bits);
   void prepare_step(const Step& step);
   void add_pooled(const PooledRows& pooled) const;
   void work(int thread);

@@ -69,10 +69,11 @@ void expect_length(const char* name, std::size_t length, std::size_t wanted) {
 class StepRunner {
  public:
   StepRunner(std::shared_ptr<const Program> program, const std::string& isa, int threads,
-             int max_rows, const std::string& kv)
+             int max_rows, const std::string& kv, const std::string& activations)
       : width_(program->buffers().at(program->logits()).width),
         hidden_(program->hidden() < 0 ? 0 : program->buffers().at(program->hidden()).width),
-        executor_(std::move(program), isa_from_name(isa), threads, max_rows, kv_from_name(kv)) {}
+        executor_(std::move(program), isa_from_name(isa), threads, max_rows, kv_from_name(kv),
+                  eight_bits(activations)) {}
 
   Executor& executor() { return executor_; }
   const Executor& executor() const { return executor_; }
@@ -177,8 +178,9 @@ void bind_executor(nb::module_& module) {
   nb::class_<ThreadPool>(module, "ThreadPool");
   nb::class_<StepRunner>(module, "Executor")
       .def(nb::init<std::shared_ptr<const Program>, const std::string&, int, int,
-                    const std::string&>(),
-           "program"_a, "isa"_a, "threads"_a, "max_rows"_a, "kv"_a = "bf16")
+                    const std::string&, const std::string&>(),
+           "program"_a, "isa"_a, "threads"_a, "max_rows"_a, "kv"_a = "bf16",
+           "activations"_a = "auto")
       .def("allocate_cache",
            [](StepRunner& self, const std::vector<int>& blocks, int block_size) {
              self.executor().allocate_cache(blocks, block_size);

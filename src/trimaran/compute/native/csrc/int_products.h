@@ -17,9 +17,6 @@ namespace trimaran::TRIMARAN_TIER {
 
 constexpr float kQueryMax = 16383.0f, kWeightMax = 32767.0f, kCodeMax = 127.0f;
 
-// Magnitudes below it count as zero: the inverse would overflow.
-constexpr float kLeastMagnitude = 1e-30f;
-
 // Sixteen numbers, rounded to whole ones; what NaN becomes doesn't matter.
 #if defined(__AVX512F__)
 
@@ -80,22 +77,6 @@ static inline V16 vload_int(const std::int32_t* p) {
 }
 
 #endif
-
-// What a row of floats is multiplied with before it is rounded, and what to multiply its sums
-// with: 0 for a row of zeros, NaN where an element isn't finite.
-struct RowScale {
-  float inverse;
-  float scale;
-
-  RowScale(const float* x, int width, float most) {
-    const std::uint32_t top = largest_magnitude(x, width);
-    float largest;
-    std::memcpy(&largest, &top, sizeof largest);
-    const bool finite = top < 0x7f800000u, zero = !finite || largest < kLeastMagnitude;
-    inverse = zero ? 0.0f : most / largest;
-    scale = !finite ? __builtin_nanf("") : zero ? 0.0f : largest / most;
-  }
-};
 
 #if defined(__AVX512VNNI__) && !defined(__AMX_INT8__)
 

@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <cstring>
+#include <stdexcept>
 
 #include "pack_stream.h"
 #include "tier.h"
@@ -8,15 +9,25 @@
 namespace trimaran {
 namespace {
 
-float scale_at(const LinearView& weight, const std::uint8_t* table, int index) {
-  if (weight.wide) {
-    float value;
-    std::memcpy(&value, table + index * sizeof value, sizeof value);
-    return value;
-  }
+float half_at(const std::uint8_t* p, int index) {
   std::uint16_t half;
-  std::memcpy(&half, table + index * sizeof half, sizeof half);
+  std::memcpy(&half, p + index * sizeof half, sizeof half);
   return f16_to_f32(half);
+}
+
+// The number of a group, with `groups` of them a step.
+float scale_at(const LinearView& weight, const std::uint8_t* table, int group, int groups,
+               int lane) {
+  const int index = group * kBlock + lane;
+  if (weight.scales == Scales::kParts) {
+    const ScaleParts at(group, groups);
+    const auto part = static_cast<std::int8_t>(table[at.bytes + lane]);
+    return half_at(table + at.halves, lane) * static_cast<float>(part);
+  }
+  if (weight.scales == Scales::kFloat16) return half_at(table, index);
+  float value;
+  std::memcpy(&value, table + index * sizeof value, sizeof value);
+  return value;
 }
 
 }  // namespace
@@ -25,6 +36,12 @@ std::size_t linear_scratch_bytes() {
   // TileScratch in linear_amx.h: two slabs of weights, and sums that wait.
   const std::size_t tile = 1024, slab = 48 * 2 * tile, rows = kTaskRows / 32;
   return 2 * slab + 8 * rows * 4 * tile;
+}
+
+bool eight_bits(const std::string& activations) {
+  if (activations != "int8" && activations != "auto")
+    throw std::invalid_argument("activations is '" + activations + "'; give auto or int8");
+  return activations == "int8";
 }
 
 float f16_to_f32(std::uint16_t half) {
@@ -88,18 +105,22 @@ void dequantize_output(const LinearView& weight, int output, float* values) {
     return;
   }
   for (int k = 0; k < weight.inputs;) {
-    const int index = k / weight.group * kBlock + lane;
-    const float scale = scale_at(weight, block + weight.scales_at, index);
-    const float min = weight.mins ? scale_at(weight, block + weight.mins_at, index) : 0.0f;
+    const int group = k / weight.group, groups = weight.groups();
+    const float scale = scale_at(weight, block + weight.scales_at, group, groups, lane);
+    const float min =
+        weight.mins ? scale_at(weight, block + weight.mins_at, group, groups, lane) : 0.0f;
     const int end = k + weight.group < weight.inputs ? k + weight.group : weight.inputs;
     for (; k < end; ++k) {
       int code;
+      const std::uint8_t* step = block + k / kStep * code_step_bytes(weight.codes);
+      const int line = k % kStep / 4, at = lane * 4 + k % 4;  // of 64 bytes
       if (weight.codes == Codes::kU8) {
-        code = block[(k / 4 * kBlock + lane) * 4 + k % 4];
+        code = step[line * 64 + at];
       } else {
-        const int line = k % kStep / 4;
-        const int byte = block[k / kStep * 256 + (line % 4 * kBlock + lane) * 4 + k % 4];
+        const int byte = step[line % 4 * 64 + at];
         code = line < 4 ? byte & 15 : byte >> 4;
+        if (weight.codes == Codes::kU6)
+          code |= (step[256 + line / 4 * 64 + at] >> upper_shift(line) & 3) << 4;
       }
       const float value = scale * static_cast<float>(code - weight.offset);
       values[k] = weight.mins ? value + min : value;

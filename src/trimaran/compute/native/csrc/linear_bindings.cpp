@@ -66,11 +66,11 @@ void values(const PackedLinear& packed, Array<float, 2> out) {
 // Activations as linear layers read them, in memory that may be read past the last row.
 class PreparedRows {
  public:
-  PreparedRows(const Tier& tier, const float* x, int rows, int width) {
+  PreparedRows(const Tier& tier, const float* x, int rows, int width, bool eight_bits) {
     const std::size_t steps = (width + kStep - 1) / kStep, padded = rows + 2 * kRowPad;
     planes_ = Memory(padded * steps * kStepBytes);
     words_ = Memory(padded * steps * kStepBytes);
-    sums_ = Memory(padded * steps * 6 * sizeof(float));
+    sums_ = Memory(padded * steps * 7 * sizeof(float));
     scales_ = Memory(padded * sizeof(float));
     bf16_ = Memory(padded * steps * kStepBytes);
     quant.planes = planes_.as<std::int8_t>();
@@ -81,6 +81,7 @@ class PreparedRows {
     quant.words = words_.as<std::int8_t>();
     quant.starts = reinterpret_cast<std::int32_t*>(quant.sums32f + padded * steps);
     quant.sums8 = quant.starts + padded * steps;
+    if (eight_bits) quant.step_scales = reinterpret_cast<float*>(quant.sums8 + padded * steps);
     for (int row = 0; row < rows; ++row) {
       const float* values = x + static_cast<std::size_t>(row) * width;
       if (tier.multiplies_integers()) tier.quantize(values, width, quant, row);
@@ -97,7 +98,8 @@ class PreparedRows {
 // out = [residual +] x @ weight.T [+ bias], in tasks like those of a step.
 void linear(const std::string& isa, const PackedLinear& weight, Array<const float, 2> x,
             std::optional<Array<const float, 1>> bias,
-            std::optional<Array<const float, 2>> residual, Array<float, 2> out) {
+            std::optional<Array<const float, 2>> residual, Array<float, 2> out,
+            const std::string& activations) {
   const Tier& tier = find_tier(isa);
   const LinearView& view = weight.view();
   const int rows = static_cast<int>(x.shape(0));
@@ -110,7 +112,7 @@ void linear(const std::string& isa, const PackedLinear& weight, Array<const floa
   if (static_cast<int>(x.shape(1)) != view.inputs || !fits(out) ||
       (bias && static_cast<int>(bias->size()) != view.outputs) || (residual && !fits(*residual)))
     throw std::invalid_argument("linear: shapes don't fit");
-  const PreparedRows prepared(tier, x.data(), rows, view.inputs);
+  const PreparedRows prepared(tier, x.data(), rows, view.inputs, eight_bits(activations));
   const Memory scratch(linear_scratch_bytes());
   LinearTask task;
   task.weight = &view;
@@ -142,7 +144,7 @@ void bind_linear(nb::module_& module) {
   module.def("pack", &pack, "type"_a, "rows"_a, "inputs"_a, "order"_a.none(), "target"_a,
              "isa"_a);
   module.def("linear", &linear, "isa"_a, "weight"_a, "x"_a, "bias"_a.none(),
-             "residual"_a.none(), "out"_a);
+             "residual"_a.none(), "out"_a, "activations"_a = "auto");
 }
 
 }  // namespace trimaran

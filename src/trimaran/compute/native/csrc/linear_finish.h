@@ -93,9 +93,16 @@ static inline void gate_first(const LinearTask& task, void (*linear)(const Linea
   linear(pass);
 }
 
+// The numbers of 16 outputs, with kGroups of them a step.
+template <int kGroups>
 static inline V16 load_scales(const LinearView& weight, const std::uint8_t* table, int group) {
-  if (weight.wide) return vload(reinterpret_cast<const float*>(table) + group * kBlock);
-  return vload_f16(reinterpret_cast<const std::uint16_t*>(table) + group * kBlock);
+  if (weight.scales == Scales::kFloat16)
+    return vload_f16(reinterpret_cast<const std::uint16_t*>(table) + group * kBlock);
+  if (weight.scales == Scales::kFloat32)
+    return vload(reinterpret_cast<const float*>(table) + group * kBlock);
+  const ScaleParts at(group, kGroups);
+  return vmul(vload_f16(reinterpret_cast<const std::uint16_t*>(table + at.halves)),
+              vload_i8(reinterpret_cast<const std::int8_t*>(table + at.bytes)));
 }
 
 }  // namespace trimaran::TRIMARAN_TIER

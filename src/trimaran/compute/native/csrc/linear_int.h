@@ -7,13 +7,15 @@
 namespace trimaran::TRIMARAN_TIER {
 
 // What a kernel is compiled for.
-template <bool kFourBits, int kGroupSize, bool kHasMins>
+template <Codes kCodes, int kGroupSize, bool kHasMins>
 struct IntFormat {
-  static constexpr bool four_bits = kFourBits;
+  static constexpr bool nibbles = kCodes != Codes::kU8;
+  static constexpr bool upper = kCodes == Codes::kU6;
   static constexpr bool mins = kHasMins;
   static constexpr int groups = kStep / kGroupSize;  // of a step
   static constexpr int lines = 8 / groups;           // of four inputs, of a group
-  static constexpr int step_bytes = kFourBits ? 256 : 512;
+  static constexpr int step_bytes = code_step_bytes(kCodes);
+  static constexpr int fetched = step_bytes / 64 + 1;  // lines a step: codes, and scales with mins
 };
 
 // One row's activations at one step, as the tier's kernel reads them.
@@ -29,12 +31,20 @@ constexpr int kIntRows = 4;
 // Codes of 16 outputs and the four inputs of a line, unsigned bytes.
 template <class F>
 static inline __m512i load_line(const std::uint8_t* codes, int line) {
-  if constexpr (!F::four_bits) {
+  if constexpr (!F::nibbles) {
     return _mm512_loadu_si512(codes + line * 64);
   } else {
     const __m512i low_nibbles = _mm512_set1_epi8(15);
     const __m512i pair = _mm512_loadu_si512(codes + line % 4 * 64);
-    return _mm512_and_si512(line < 4 ? pair : _mm512_srli_epi16(pair, 4), low_nibbles);
+    const __m512i low = _mm512_and_si512(line < 4 ? pair : _mm512_srli_epi16(pair, 4), low_nibbles);
+    if constexpr (!F::upper) return low;
+    const __m512i four = _mm512_loadu_si512(codes + 256 + line / 4 * 64);
+    const int left = 4 - upper_shift(line);
+    const __m512i moved = left > 0   ? _mm512_slli_epi16(four, left)
+                          : left < 0 ? _mm512_srli_epi16(four, -left)
+                                     : four;
+    constexpr int kOrAnd = 0xf8;  // a | (b & c)
+    return _mm512_ternarylogic_epi32(low, moved, _mm512_set1_epi8(0x30), kOrAnd);
   }
 }
 
@@ -42,6 +52,14 @@ static inline __m512i broadcast4(const std::int8_t* p) {
   std::int32_t four;
   std::memcpy(&four, p, sizeof four);
   return _mm512_set1_epi32(four);
+}
+
+// sum += codes * the four bytes at p: in place and with the operand in memory, which gcc 12
+// doesn't find by itself.
+static inline void add_bytes(__m512i& sum, __m512i codes, const std::int8_t* p) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0"
+      : "+v"(sum)
+      : "v"(codes), "m"(*reinterpret_cast<const std::int32_t*>(p)));
 }
 
 // sums[group][row] = float(isum) of one step.
@@ -54,6 +72,7 @@ static inline void step_sums(const std::uint8_t* codes, const RowStep* rows, int
       high[r] = _mm512_setzero_si512();
       low[r] = F::mins ? high[r] : _mm512_set1_epi32(-offset * rows[r].sums[g]);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < F::lines; ++i) {
       const int line = g * F::lines + i;
       const __m512i c = load_line<F>(codes, line);
@@ -76,12 +95,21 @@ constexpr int kIntRows = 2;
 template <class F>
 static inline void load_line(const std::uint8_t* codes, int line, int half, __m256i& even,
                              __m256i& odd) {
-  const int at = (F::four_bits ? line % 4 : line) * 64 + half * 32;
-  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + at));
-  const __m256i mask = _mm256_set1_epi32(F::four_bits ? 0x000f000f : 0x00ff00ff);
-  const int shift = F::four_bits && line >= 4 ? 4 : 0;
+  const auto load = [&](int at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + at + half * 32));
+  };
+  const __m256i x = load((F::nibbles ? line % 4 : line) * 64);
+  const __m256i mask = _mm256_set1_epi32(F::nibbles ? 0x000f000f : 0x00ff00ff);
+  const int shift = F::nibbles && line >= 4 ? 4 : 0;
   even = _mm256_and_si256(shift ? _mm256_srli_epi32(x, 4) : x, mask);
   odd = _mm256_and_si256(_mm256_srli_epi32(x, 8 + shift), mask);
+  if constexpr (F::upper) {
+    const __m256i four = load(256 + line / 4 * 64), bits = _mm256_set1_epi32(0x00300030);
+    const int left = 4 - upper_shift(line);  // of even inputs; odd ones lie 8 bits further
+    const __m256i moved = left < 0 ? _mm256_srli_epi32(four, -left) : _mm256_slli_epi32(four, left);
+    even = _mm256_or_si256(even, _mm256_and_si256(moved, bits));
+    odd = _mm256_or_si256(odd, _mm256_and_si256(_mm256_srli_epi32(four, 8 - left), bits));
+  }
 }
 
 static inline __m256i broadcast_pair(const std::int8_t* p) {
@@ -94,10 +122,12 @@ template <class F, int R>
 static inline void step_sums(const std::uint8_t* codes, const RowStep* rows, int offset,
                              V16 (&sums)[F::groups][R]) {
   for (int g = 0; g < F::groups; ++g)
+#pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       __m256i sum[R];
       for (int r = 0; r < R; ++r)
         sum[r] = F::mins ? _mm256_setzero_si256() : _mm256_set1_epi32(-offset * rows[r].sums[g]);
+#pragma GCC unroll 8
       for (int i = 0; i < F::lines; ++i) {
         const int line = g * F::lines + i;
         __m256i even, odd;
@@ -128,13 +158,18 @@ static inline void step_sums(const std::uint8_t* codes, const RowStep* rows, int
     for (int i = 0; i < F::lines; ++i) {
       const int line = g * F::lines + i;
       U16 x;
-      std::memcpy(&x, codes + (F::four_bits ? line % 4 : line) * 64, sizeof x);
-      if (F::four_bits && line >= 4) x >>= 4;
+      std::memcpy(&x, codes + (F::nibbles ? line % 4 : line) * 64, sizeof x);
+      if (F::nibbles) x = (line < 4 ? x : x >> 4) & 0x0f0f0f0fu;
+      if (F::upper) {
+        U16 four;
+        std::memcpy(&four, codes + 256 + line / 4 * 64, sizeof four);
+        x |= (four >> upper_shift(line) & 0x03030303u) << 4;
+      }
       std::int16_t q[R][4];
       for (int r = 0; r < R; ++r) std::memcpy(q[r], rows[r].planes + line * 8, sizeof q[r]);
       constexpr int kOrder[4] = {0, 2, 1, 3};
       for (int j = 0; j < 4; ++j) {
-        const U16 c = x >> (8 * j) & (F::four_bits ? 15u : 255u);
+        const U16 c = x >> (8 * j) & 255u;
         const F16 code = __builtin_convertvector((I16)c, F16);
         for (int r = 0; r < R; ++r) sums[g][r].v += code * static_cast<float>(q[r][kOrder[j]]);
       }
@@ -144,8 +179,9 @@ static inline void step_sums(const std::uint8_t* codes, const RowStep* rows, int
 
 #endif
 
-// Weights are read in order, on into the next block.
-constexpr int kFetchAhead = 4096;
+// Weights are read in order, on into the next block: so far ahead into the second-level cache,
+// scales and minima with the codes.
+constexpr int kFetchAhead = 12 << 10;
 
 template <class F, int R>
 static void int_rows(const LinearTask& task, int block, int row) {
@@ -154,6 +190,8 @@ static void int_rows(const LinearTask& task, int block, int row) {
   const std::uint8_t* codes = weight.data + block * weight.block_bytes;
   const std::uint8_t* scales = codes + weight.scales_at;
   const std::uint8_t* mins = codes + weight.mins_at;
+  const std::uint8_t* ahead = codes + kFetchAhead;
+  const bool fetches = row == task.row_begin;  // the rows after it find them in the cache
   const std::int32_t* sums = F::groups == 1 ? task.quant.sums32 : task.quant.sums16;
   RowStep rows[R];
   const float* float_sums[R];
@@ -166,16 +204,16 @@ static void int_rows(const LinearTask& task, int block, int row) {
     acc[r] = vzero();
   }
   for (int step = 0; step < steps; ++step, codes += F::step_bytes) {
-    for (int line = 0; line < F::step_bytes; line += 64)
-      __builtin_prefetch(codes + kFetchAhead + line);
+    if (fetches)
+      for (int line = 0; line < F::fetched; ++line, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     V16 isum[F::groups][R];
     step_sums<F, R>(codes, rows, weight.offset, isum);
     for (int g = 0; g < F::groups; ++g) {
-      const V16 scale = load_scales(weight, scales, step * F::groups + g);
+      const V16 scale = load_scales<F::groups>(weight, scales, step * F::groups + g);
       for (int r = 0; r < R; ++r) acc[r] = vfma(scale, isum[g][r], acc[r]);
     }
     if constexpr (F::mins) {
-      const V16 min = load_scales(weight, mins, step);
+      const V16 min = load_scales<1>(weight, mins, step);
       for (int r = 0; r < R; ++r) acc[r] = vfma(min, vset1(float_sums[r][step * kRowPad]), acc[r]);
     }
     for (int r = 0; r < R; ++r) {
@@ -207,21 +245,26 @@ static void linear_int_as(const LinearTask& task) {
     }
 }
 
+template <Codes kCodes, class Function>
+static inline void with_groups(const LinearView& weight, Function f) {
+  if (weight.mins) {
+    f(IntFormat<kCodes, 32, true>{});
+  } else if (weight.group == 32) {
+    f(IntFormat<kCodes, 32, false>{});
+  } else if constexpr (kCodes == Codes::kU6) {
+    f(IntFormat<kCodes, 16, false>{});  // ggml's Q6_K, the only one with groups of 16
+  }
+}
+
 // Calls `f` with the format of a weight of integer codes.
 template <class Function>
 static inline void with_format(const LinearView& weight, Function f) {
-  if (weight.codes == Codes::kU4) {
-    if (weight.mins)
-      f(IntFormat<true, 32, true>{});
-    else
-      f(IntFormat<true, 32, false>{});
-  } else if (weight.group == 16) {
-    f(IntFormat<false, 16, false>{});
-  } else if (weight.mins) {
-    f(IntFormat<false, 32, true>{});
-  } else {
-    f(IntFormat<false, 32, false>{});
-  }
+  if (weight.codes == Codes::kU4)
+    with_groups<Codes::kU4>(weight, f);
+  else if (weight.codes == Codes::kU6)
+    with_groups<Codes::kU6>(weight, f);
+  else
+    with_groups<Codes::kU8>(weight, f);
 }
 
 static void linear_int(const LinearTask& task) {

@@ -35,13 +35,7 @@ constexpr int kSlabSteps = 48;
 constexpr int kSlabRows = 128;
 constexpr std::size_t kPairSlabBytes = std::size_t{kSlabSteps} * kPairStepBytes;
 
-// sum += codes * the four bytes, or two words, at p: in place and with the operand in memory,
-// which gcc 12 doesn't find by itself.
-static inline void add_bytes(__m512i& sum, __m512i codes, const std::int8_t* p) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0"
-      : "+v"(sum)
-      : "v"(codes), "m"(*reinterpret_cast<const std::int32_t*>(p)));
-}
+// As add_bytes, of two words.
 static inline void add_words(__m512i& sum, __m512i codes, const std::int8_t* p) {
   asm("vpdpwssd %2%{1to16%}, %1, %0"
       : "+v"(sum)
@@ -79,8 +73,8 @@ static inline PairScales pair_scales(const LinearView& weight, const std::uint8_
                                      int step) {
   PairScales found{};
   for (int n = 0; n < 2; ++n, block += weight.block_bytes) {
-    found.scale[n] = load_scales(weight, block + weight.scales_at, step);
-    if constexpr (kMins) found.min[n] = load_scales(weight, block + weight.mins_at, step);
+    found.scale[n] = load_scales<1>(weight, block + weight.scales_at, step);
+    if constexpr (kMins) found.min[n] = load_scales<1>(weight, block + weight.mins_at, step);
   }
   return found;
 }

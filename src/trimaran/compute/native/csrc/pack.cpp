@@ -62,12 +62,12 @@ LinearView integer_view(int outputs, int inputs, const CodeFormat& format) {
   view.group = format.group;
   view.offset = format.offset;
   view.mins = format.mins;
-  view.wide = format.wide;
-  const std::size_t table = static_cast<std::size_t>(view.steps()) * (kStep / view.group) *
-                            kBlock * (view.wide ? sizeof(float) : sizeof(std::uint16_t));
-  view.scales_at = static_cast<std::size_t>(view.steps()) * (view.codes == Codes::kU4 ? 256 : 512);
-  view.mins_at = round_up(view.scales_at + table, 64);
-  view.block_bytes = view.mins ? round_up(view.mins_at + table, 64) : view.mins_at;
+  view.scales = format.scales;
+  const std::size_t scales = scale_table_bytes(view.scales, view.steps(), view.groups());
+  view.scales_at = static_cast<std::size_t>(view.steps()) * code_step_bytes(view.codes);
+  view.mins_at = round_up(view.scales_at + scales, 64);
+  const std::size_t mins = view.mins ? scale_table_bytes(view.scales, view.steps(), 1) : 0;
+  view.block_bytes = round_up(view.mins_at + mins, 64);
   return view;
 }
 
@@ -79,34 +79,59 @@ class LaneWriter {
 
   void write(int step, const StepCodes& codes) const {
     write_codes(step, codes.codes);
-    const int groups = kStep / view_.group;
+    const int groups = view_.groups();
+    std::uint8_t *scales = block_ + view_.scales_at, *mins = block_ + view_.mins_at;
+    if (view_.scales == Scales::kParts) {
+      for (int g = 0; g < groups; ++g)
+        write_parts(scales, ScaleParts(step * groups + g, groups), codes.scale_half,
+                    codes.scale_parts[g]);
+      if (view_.mins) write_parts(mins, ScaleParts(step, 1), codes.min_half, codes.min_part);
+      return;
+    }
     for (int g = 0; g < groups; ++g)
-      write_scale(view_.scales_at, (step * groups + g) * kBlock + lane_, codes.scales[g]);
-    if (view_.mins) write_scale(view_.mins_at, step * kBlock + lane_, codes.min);
+      write_scale(scales, (step * groups + g) * kBlock + lane_, codes.scales[g]);
+    if (view_.mins) write_scale(mins, step * kBlock + lane_, codes.min);
   }
 
  private:
   void write_codes(int step, const std::uint8_t* codes) const {
-    const bool four_bits = view_.codes == Codes::kU4;
-    std::uint8_t* target = block_ + step * (four_bits ? 256 : 512);
-    for (int line = 0; line < (four_bits ? 4 : 8); ++line) {
-      std::uint32_t four, upper;
-      std::memcpy(&four, codes + line * 4, sizeof four);
-      if (four_bits) {
-        std::memcpy(&upper, codes + 16 + line * 4, sizeof upper);
-        four |= upper << 4;
-      }
-      std::memcpy(target + (line * kBlock + lane_) * 4, &four, sizeof four);
+    std::uint8_t* target = block_ + step * code_step_bytes(view_.codes) + lane_ * 4;
+    const auto put = [&](int line, std::uint32_t four) {
+      std::memcpy(target + line * 64, &four, sizeof four);
+    };
+    constexpr std::uint32_t kLower = 0x0f0f0f0f, kUpper = 0x03030303;
+    std::uint32_t lines[8];
+    std::memcpy(lines, codes, sizeof lines);
+    if (view_.codes == Codes::kU8) {
+      for (int line = 0; line < 8; ++line) put(line, lines[line]);
+      return;
+    }
+    for (int line = 0; line < 4; ++line)
+      put(line, (lines[line] & kLower) | (lines[line + 4] & kLower) << 4);
+    if (view_.codes == Codes::kU4) return;
+    for (int half = 0; half < 2; ++half) {
+      std::uint32_t upper = 0;
+      for (int line = 0; line < 4; ++line)
+        upper |= (lines[4 * half + line] >> 4 & kUpper) << upper_shift(line);
+      put(4 + half, upper);
     }
   }
 
-  void write_scale(std::size_t table, int index, float value) const {
-    if (view_.wide) {
-      std::memcpy(block_ + table + index * sizeof value, &value, sizeof value);
-    } else {
-      const std::uint16_t half = f32_to_f16(value);
-      std::memcpy(block_ + table + index * sizeof half, &half, sizeof half);
-    }
+  void write_parts(std::uint8_t* table, ScaleParts at, float half, std::int8_t part) const {
+    write_half(table + at.halves, lane_, half);
+    std::memcpy(table + at.bytes + lane_, &part, 1);
+  }
+
+  void write_scale(std::uint8_t* table, int index, float value) const {
+    if (view_.scales == Scales::kFloat16)
+      write_half(table, index, value);
+    else
+      std::memcpy(table + index * sizeof value, &value, sizeof value);
+  }
+
+  static void write_half(std::uint8_t* table, int index, float value) {
+    const std::uint16_t half = f32_to_f16(value);
+    std::memcpy(table + index * sizeof half, &half, sizeof half);
   }
 
   const LinearView& view_;
@@ -242,7 +267,7 @@ PackedLinear pack_rounded(const Source& source, int bits, Layout layout) {
   const int levels = 1 << bits;
   const Codes codes = bits == 4 ? Codes::kU4 : Codes::kU8;
   const bool wide = layout == Layout::kTiles || !halves_suffice(source);
-  const CodeFormat format{codes, kStep, 0, true, wide};
+  const CodeFormat format{codes, kStep, 0, true, wide ? Scales::kFloat32 : Scales::kFloat16};
   std::vector<float> values(source.inputs);
   return pack_codes(source, format, layout, "INT" + std::to_string(bits),
                     [&](int output, StepCodes* steps) {

@@ -51,7 +51,6 @@ void decode_q5_0(const std::uint8_t* row, int step, StepCodes& out) {
   out.scales[0] = half_at(block);
   split_nibbles(block + 6, out.codes);
   add_fifth_bits(word_at(block + 2), out.codes);
-  for (std::uint8_t& code : out.codes) code = static_cast<std::uint8_t>(code + 128 - 16);
 }
 
 // d f16 | m f16 | fifth bits u32 | 16 bytes
@@ -70,6 +69,12 @@ void decode_q8_0(const std::uint8_t* row, int step, StepCodes& out) {
   for (int i = 0; i < kStep; ++i) out.codes[i] = block[2 + i] ^ 0x80;
 }
 
+void multiply_parts(StepCodes& out) {
+  for (int i = 0; i < 2; ++i)
+    out.scales[i] = out.scale_half * static_cast<float>(out.scale_parts[i]);
+  out.min = out.min_half * static_cast<float>(out.min_part);
+}
+
 // Scales and minima of Q4_K and Q5_K: 8 of 6 bits each in 12 bytes, the last four of each
 // in the upper bits of the first eight bytes and the nibbles of the last four.
 void scale_and_min(const std::uint8_t* block, int part, StepCodes& out) {
@@ -82,8 +87,11 @@ void scale_and_min(const std::uint8_t* block, int part, StepCodes& out) {
     scale = (packed[part + 4] & 15) | (packed[part - 4] >> 6) << 4;
     min = packed[part + 4] >> 4 | (packed[part] >> 6) << 4;
   }
-  out.scales[0] = half_at(block) * static_cast<float>(scale);
-  out.min = -(half_at(block + 2) * static_cast<float>(min));
+  out.scale_half = half_at(block);
+  out.min_half = -half_at(block + 2);
+  out.scale_parts[0] = static_cast<std::int8_t>(scale);
+  out.min_part = static_cast<std::int8_t>(min);
+  multiply_parts(out);
 }
 
 // Four bits of parts 2 p (low nibbles) and 2 p + 1 (high nibbles) in 32 bytes.
@@ -118,25 +126,23 @@ void decode_q6_k(const std::uint8_t* row, int step, StepCodes& out) {
   const std::uint8_t* high = block + 128 + half * 32;
   for (int i = 0; i < kStep; ++i) {
     const int q = (low[i] >> (quarter / 2 * 4) & 15) | (high[i] >> (2 * quarter) & 3) << 4;
-    out.codes[i] = static_cast<std::uint8_t>(q + 128 - 32);
+    out.codes[i] = static_cast<std::uint8_t>(q);
   }
-  const float d = half_at(block + 208);
-  const std::uint8_t* scales = block + 192 + half * 8 + quarter * 2;
-  for (int i = 0; i < 2; ++i)
-    out.scales[i] = d * static_cast<float>(static_cast<std::int8_t>(scales[i]));
+  out.scale_half = half_at(block + 208);
+  std::memcpy(out.scale_parts, block + 192 + half * 8 + quarter * 2, 2);
+  multiply_parts(out);
 }
 
-// The product of a half and six or eight bits is exact in float32, but not in a half.
 constexpr BlockType kBlockTypes[] = {
-    // name, elements, bytes, {codes, group, offset, mins, wide}, decode
-    {"Q4_0", 32, 18, {Codes::kU4, 32, 8, false, false}, decode_q4_0},
-    {"Q4_1", 32, 20, {Codes::kU4, 32, 0, true, false}, decode_q4_1},
-    {"Q5_0", 32, 22, {Codes::kU8, 32, 128, false, false}, decode_q5_0},
-    {"Q5_1", 32, 24, {Codes::kU8, 32, 0, true, false}, decode_q5_1},
-    {"Q8_0", 32, 34, {Codes::kU8, 32, 128, false, false}, decode_q8_0},
-    {"Q4_K", 256, 144, {Codes::kU4, 32, 0, true, true}, decode_q4_k},
-    {"Q5_K", 256, 176, {Codes::kU8, 32, 0, true, true}, decode_q5_k},
-    {"Q6_K", 256, 210, {Codes::kU8, 16, 128, false, true}, decode_q6_k},
+    // name, elements, bytes, {codes, group, offset, mins, scales}, decode
+    {"Q4_0", 32, 18, {Codes::kU4, 32, 8, false, Scales::kFloat16}, decode_q4_0},
+    {"Q4_1", 32, 20, {Codes::kU4, 32, 0, true, Scales::kFloat16}, decode_q4_1},
+    {"Q5_0", 32, 22, {Codes::kU6, 32, 16, false, Scales::kFloat16}, decode_q5_0},
+    {"Q5_1", 32, 24, {Codes::kU6, 32, 0, true, Scales::kFloat16}, decode_q5_1},
+    {"Q8_0", 32, 34, {Codes::kU8, 32, 128, false, Scales::kFloat16}, decode_q8_0},
+    {"Q4_K", 256, 144, {Codes::kU4, 32, 0, true, Scales::kParts}, decode_q4_k},
+    {"Q5_K", 256, 176, {Codes::kU6, 32, 0, true, Scales::kParts}, decode_q5_k},
+    {"Q6_K", 256, 210, {Codes::kU6, 16, 32, false, Scales::kParts}, decode_q6_k},
 };
 
 }  // namespace

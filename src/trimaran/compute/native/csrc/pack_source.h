@@ -10,11 +10,11 @@ namespace trimaran {
 
 // Values in codes: scale * (code - offset) [+ min].
 struct CodeFormat {
-  Codes codes;  // kU4 or kU8
+  Codes codes;  // of those for integers
   int group;    // elements that share a scale: 16 or 32
   int offset;
   bool mins;    // one a step
-  bool wide;    // scales and minima need float32
+  Scales scales;  // how they and minima are held
 };
 
 // 32 elements of one row: scales[i / group] * (codes[i] - offset) [+ min].
@@ -22,6 +22,9 @@ struct StepCodes {
   std::uint8_t codes[kStep];
   float scales[2];
   float min;
+  // Scales::kParts: what scales and min are products of.
+  float scale_half, min_half;
+  std::int8_t scale_parts[2], min_part;
 };
 
 // A block type, and the packed format that holds its values exactly.

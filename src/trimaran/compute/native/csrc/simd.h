@@ -62,6 +62,10 @@ static inline void vload_bf16_pairs(const std::uint16_t* p, V16& even, V16& odd)
   odd.v = _mm512_castsi512_ps(
       _mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+static inline V16 vload_i8(const std::int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
+}
 static inline V16 vload_f16(const std::uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -149,6 +153,11 @@ static inline void vload_bf16_pairs(const std::uint16_t* p, V16& even, V16& odd)
   odd = {_mm256_castsi256_ps(_mm256_and_si256(a, upper)),
          _mm256_castsi256_ps(_mm256_and_si256(b, upper))};
 }
+static inline V16 vload_i8(const std::int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
 static inline V16 vload_f16(const std::uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
@@ -226,6 +235,11 @@ static inline void vload_bf16_pairs(const std::uint16_t* p, V16& even, V16& odd)
   const U16 low = x << 16, high = x & 0xffff0000u;
   std::memcpy(&even, &low, sizeof even);
   std::memcpy(&odd, &high, sizeof odd);
+}
+static inline V16 vload_i8(const std::int8_t* p) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(p[i]);
+  return vload(lanes);
 }
 // Exponents are moved into float32's range by a product, which is exact and also puts
 // subnormals right; those of infinities and NaN are filled up.

@@ -26,7 +26,7 @@ struct Tier {
   void (*silu_mul)(const float* gate, const float* up, int width, float* y);
   void (*gelu_mul)(const float* gate, const float* up, int width, float* y);
   void (*add)(const float* a, const float* b, int width, float* y);
-  // One row of activations for linear layers, in 12 bits or in bf16 (activation_bytes).
+  // One row of activations for linear layers, in 12 or 8 bits or in bf16 (activation_bytes).
   // `quantize` is null on tiers without products in integers.
   void (*quantize)(const float* x, int width, const QuantRows& rows, int row);
   void (*to_bf16)(const float* x, int width, std::uint8_t* rows, int row);

@@ -5,6 +5,7 @@
 #include "attention_int8.h"
 #include "elementwise.h"
 #include "linear_bf16.h"
+#include "linear_grouped.h"
 #include "linear_int.h"
 #include "sampler_kernels.h"
 
@@ -16,6 +17,8 @@ static void linear(const LinearTask& task) {
     gate_first(task, linear);
   else if (task.weight->codes == Codes::kBf16)
     linear_bf16(task);
+  else if (task.quant.step_scales != nullptr)
+    linear_grouped(task);
   else
     linear_int(task);
 }
