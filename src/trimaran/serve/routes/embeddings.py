@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+from collections.abc import Sequence
 
 import numpy as np
 from fastapi import APIRouter
@@ -22,6 +24,8 @@ from trimaran.serve.service import Service, prompts_of
 from trimaran.serve.vectors import encoded, pooled
 
 router = APIRouter()
+
+_LETTERS = 12  # of a number in JSON, about
 
 
 @router.post("/v1/embeddings", tags=["OpenAI"])
@@ -57,18 +61,24 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
             vectors = await sse.unless_gone(request.receive, work)
     except TimeoutError:
         raise timed_out(round(seconds)) from None
-    unit = _has_length_one(service, body)
-    tokens = sum(map(len, prompts))
-    return context.Json(
-        {
-            "object": "list",
-            "model": model,
-            "data": [
-                {"object": "embedding", "index": i, "embedding": _shown(vector, body, unit)}
-                for i, vector in enumerate(vectors)
-            ],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
+    unit, tokens = _has_length_one(service, body), sum(map(len, prompts))
+    numbers = sum(map(len, vectors))
+    content = await service.aside(
+        lambda: _content(model, [_shown(vector, body, unit) for vector in vectors], tokens),
+        numbers * _LETTERS,
+    )
+    return Response(content, media_type="application/json")
+
+
+def _content(model: str, shown: Sequence[str | list[float]], tokens: int) -> bytes:
+    """The answer, vector by vector: one call for thousands would hold up all other threads."""
+    data = ",".join(
+        json.dumps({"object": "embedding", "index": i, "embedding": each}, separators=(",", ":"))
+        for i, each in enumerate(shown)
+    )
+    usage = json.dumps({"prompt_tokens": tokens, "total_tokens": tokens})
+    return (
+        f'{{"object":"list","model":{json.dumps(model)},"data":[{data}],"usage":{usage}}}'.encode()
     )
 
 
