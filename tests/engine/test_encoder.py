@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from trimaran.core.clock import SystemClock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import (
     BackendError,
+    BusyError,
     CheckpointError,
     ConfigError,
     EngineClosedError,
@@ -181,6 +183,63 @@ def test_many_tasks_cancel_and_close() -> None:
         assert not engine.health().ok
         with pytest.raises(EngineClosedError):
             engine.start([1])
+
+    asyncio.run(test())
+
+
+class Held(ReferenceEncoder):
+    """Its first step ends when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.texts = 0
+
+    def run(self, plan: StepPlan) -> Vector:
+        self.texts += plan.sequences
+        self.begun.set()
+        assert self.go_on.wait(30)
+        return super().run(plan)
+
+
+def test_what_nobody_waits_for_is_not_computed() -> None:
+    async def test() -> None:
+        backend = Held()
+        engine = EncoderEngine(make_core(backend, max_num_seqs=1))
+        first, second = engine.start([1]), engine.start([2])
+        await asyncio.to_thread(backend.begun.wait, 30)
+        waiting = asyncio.create_task(second.vector())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        second.close()
+        backend.go_on.set()
+        await first.vector()
+        assert await engine.ask(lambda core: core.has_work) is False
+        assert backend.texts == 1
+        await engine.close()
+
+    asyncio.run(test())
+
+
+def test_no_more_wait_than_may() -> None:
+    async def test() -> None:
+        backend = Held()
+        engine = EncoderEngine(make_core(backend, max_num_seqs=1, max_waiting=2))
+        streams = [engine.start([1])]
+        await asyncio.to_thread(backend.begun.wait, 30)
+        streams += [engine.start([2]), engine.start([3])]
+        for count in (1, 2):
+            with pytest.raises(BusyError, match="max_waiting is 2") as refused:
+                engine.start([4])
+            assert refused.value.retry_after is not None
+            assert refused.value.retry_after > 0
+            assert engine.core.metrics.rejections == {"max_waiting": count}
+        backend.go_on.set()
+        for stream, ids in zip(streams, ([1], [2], [3]), strict=True):
+            np.testing.assert_array_equal(await stream.vector(), vector(ids))
+        await engine.start([4]).vector()
+        await engine.close()
 
     asyncio.run(test())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -88,6 +89,7 @@ def test_bad_requests_are_refused_by_name(encoder: HttpServer, client: OpenAI) -
         ({"input": "x", "dimensions": 385}, "invalid_value", "dimensions"),
         ({"input": "x", "dimensions": 0}, "invalid_value", "dimensions"),
         ({"input": "x", "pooling": "cls"}, "unsupported_parameter", "pooling"),
+        ({"input": "x", "normalize": False}, "unsupported_parameter", "normalize"),
         ({"input": "x", "truncate_prompt_tokens": 2}, "invalid_value", "truncate_prompt_tokens"),
         ({"input": [99_999_999]}, "invalid_request", None),
         ({"input": "x", "temperature": 0}, "unknown_parameter", "temperature"),
@@ -117,6 +119,27 @@ def test_a_full_server_says_when_to_come_again(encoder: HttpServer) -> None:
     assert post(encoder, input=["x"] * 300).status_code == 200
 
 
+def test_the_engines_own_limit_refuses_too_but_no_request_for_its_own_texts(
+    minilm_path: Path,
+) -> None:
+    flags = ("--max-waiting", "1", "--max-num-seqs", "4", "--warmup", "0", "--log-json")
+    env = {"OPENBLAS_NUM_THREADS": "1"}
+    with serving("--model", str(minilm_path), *flags, env=env) as server:
+        assert post(server, input=["word " * 20] * 60).status_code == 200
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda _: post(server, input=["word " * 200] * 2), range(16)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert refused
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        assert {answer.status_code for answer in answers} == {200, 429}
+        rejections = server.metric("vllm:admission_rejections_total", reason="max_waiting")
+        assert rejections >= len(refused)
+        lines = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+    line = next(each for each in lines if each.get("prompt_tokens") == 60 * 22)
+    assert 0 <= line["queue_seconds"] < line["prefill_seconds"] < line["seconds"]
+    assert (line["finish_reason"], line["output_tokens"]) == ("stop", 0)
+
+
 def test_langchains_class(encoder: HttpServer) -> None:
     found = OpenAIEmbeddings(
         model="all-minilm-l6-v2",
@@ -138,13 +161,6 @@ def test_an_encoder_generates_nothing_and_says_so(encoder: HttpServer, client: O
     assert answer.json()["error"]["code"] == "model_not_generative"
     assert httpx.get(f"{encoder.url}/health").status_code == 200
     assert client.models.list().data[0].id == "all-minilm-l6-v2"
-
-
-def test_a_decoder_makes_no_embeddings_and_says_so(server: HttpServer) -> None:
-    for body in ({"input": "x"}, {"input": "x", "pooling": "mean"}):
-        error = post(server, **body).json()["error"]
-        assert error["code"] == "model_not_an_encoder"
-        assert error["param"] == ("pooling" if "pooling" in body else "model")
 
 
 def test_requests_together_are_batched_counted_and_leave_nothing(encoder: HttpServer) -> None:

@@ -109,6 +109,32 @@ def test_histograms_of_requests_and_steps_add_up(loaded: HttpServer) -> None:
     assert loaded.metric(old) == loaded.metric(new) > 0
 
 
+def test_opentelemetrys_histograms_are_of_http_requests(loaded: HttpServer) -> None:
+    def count(name: str, part: str = "count", **labels: str) -> float:
+        return loaded.metric(f"gen_ai_server_{name}_seconds_{part}", **labels)
+
+    for labels in samples(loaded)["gen_ai_server_request_duration_seconds_count"]:
+        assert labels["gen_ai_provider_name"] == "trimaran"
+        assert labels["gen_ai_request_model"] == "smollm2"
+        assert loaded.url.endswith(":" + labels["server_port"])
+    text, chat = ({"gen_ai_operation_name": name} for name in ("text_completion", "chat"))
+    assert count("request_duration", **text) == 4 + 2
+    assert count("request_duration", **text, error_type="") == 4
+    assert count("request_duration", **text, error_type="client_disconnected") == 1
+    assert count("request_duration", **text, error_type="429") == 1
+    assert count("request_duration", **chat) == 1
+    assert count("time_to_first_token") == count("time_per_output_token") == 5
+    own, engines = count("request_duration", "sum", error_type=""), "vllm:e2e_request_latency"
+    first = loaded.metric("vllm:time_to_first_token_seconds_sum")
+    assert count("time_to_first_token", "sum") <= first
+    assert count("time_to_first_token", "sum") < own <= loaded.metric(f"{engines}_seconds_sum") + 1
+    before = count("request_duration", gen_ai_operation_name="embeddings")
+    for body in ({"input": "a", "pooling": "mean"}, {"input": "a"}):
+        httpx.post(f"{loaded.url}/v1/embeddings", json=body, timeout=60)
+    assert count("request_duration", gen_ai_operation_name="embeddings") == before + 2
+    assert count("time_to_first_token", gen_ai_operation_name="embeddings") == 0
+
+
 def test_fragmentation_is_that_of_the_blocks_in_use(loaded: HttpServer) -> None:
     body = {"prompt": "The sea", "max_tokens": 300, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{loaded.url}/v1/completions", json=body, timeout=60) as answer:
@@ -137,5 +163,5 @@ def test_every_metric_is_in_the_docs(loaded: HttpServer) -> None:
     for name in samples(loaded):
         if name.startswith(("process_", "python_")):
             continue
-        own = re.sub(r"_(bucket|sum|count|created)$", "", name.partition(":")[2])
+        own = re.sub(r"_(bucket|sum|count|created)$", "", name.rpartition(":")[2])
         assert {own, f"{own}_total"} & told, f"docs/serving.md doesn't tell of {name}"

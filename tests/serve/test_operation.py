@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
 import socket
 import ssl
@@ -15,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.command_line import write_tiny_model
-from support.http_server import HttpServer, serving
+from support.http_server import HttpServer, open_files, serving
 
 BODY = {"prompt": "abc", "max_tokens": 4}
 SMALL = ("--max-model-len", "2048", "--kv-cache-bytes", "256MiB", "--warmup", "0")
@@ -150,8 +151,9 @@ def test_unreadable_bodies_are_told_apart(server: HttpServer) -> None:
     assert httpx.get(url).status_code == 405
 
 
-def test_https(tiny: Path, tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def _certificate(folder: Path) -> tuple[Path, tuple[str, ...]]:
+    """A certificate for this machine, and the flags of a server that has it."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         f"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost"
         f" -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {cert}",
@@ -159,13 +161,74 @@ def test_https(tiny: Path, tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    flags = (*_model(tiny), "--tls-cert", str(cert), "--tls-key", str(key))
-    with serving(*flags) as server:
+    return cert, ("--tls-cert", str(cert), "--tls-key", str(key))
+
+
+def test_https(tiny: Path, tmp_path: Path) -> None:
+    cert, flags = _certificate(tmp_path)
+    with serving(*_model(tiny), *flags) as server:
         assert server.url.startswith("https://")
-        answer = httpx.get(
-            f"{server.url}/v1/models", verify=ssl.create_default_context(cafile=cert)
-        )
+        trust = ssl.create_default_context(cafile=cert)
+        answer = httpx.get(f"{server.url}/v1/models", verify=trust)
         assert answer.json()["data"][0]["id"] == "tiny"
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        head = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        for plain in (head, b"\x16\x03\x01\x00\x05hello", b""):  # no handshake, half, none
+            with socket.create_connection(address, timeout=10) as raw:
+                raw.sendall(plain)
+                raw.shutdown(socket.SHUT_WR)
+                assert b"HTTP" not in raw.recv(1000)
+        for _ in range(50):  # the request comes with the last of the handshake
+            raw = socket.create_connection(address, timeout=10)
+            with trust.wrap_socket(raw, server_hostname="127.0.0.1") as secure:
+                secure.sendall(head)
+                assert secure.recv(12) == b"HTTP/1.1 200"
+        assert "Traceback" not in server.log
+
+
+def test_silent_handshakes_are_connections_with_little_time(tiny: Path, tmp_path: Path) -> None:
+    cert, flags = _certificate(tmp_path)
+    limits = ("--max-connections", "12", "--header-timeout", "8", "--no-access-log")
+    with serving(*_model(tiny), *flags, *limits) as server:
+        trust = ssl.create_default_context(cafile=cert)
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        assert httpx.get(f"{server.url}/version", verify=trust).status_code == 200
+        time.sleep(0.5)  # that connection is gone
+        before = open_files(server)
+        begin = time.monotonic()
+        silent = [socket.create_connection(address, timeout=10) for _ in range(40)]
+        try:
+            refused = [raw for raw in silent[12:] if _closed(raw, 1.0)]
+            assert len(refused) == 28
+            assert time.monotonic() - begin < 7
+            assert not any(_closed(raw, 0.0) for raw in silent[:12])
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{server.url}/version", verify=trust)
+            assert all(_closed(raw, 20.0) for raw in silent[:12])
+            assert 7 < time.monotonic() - begin < 20
+        finally:
+            for raw in silent:
+                raw.close()
+        assert httpx.get(f"{server.url}/version", verify=trust).status_code == 200
+        deadline = time.monotonic() + 5
+        while open_files(server) > before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        with socket.create_connection(address, timeout=10):  # and holds up no end
+            begin = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - begin < 7
+        assert "Traceback" not in server.log
+
+
+def _closed(raw: socket.socket, seconds: float) -> bool:
+    """Whether the other side closes the connection within so many seconds."""
+    if not select.select([raw], [], [], seconds)[0]:
+        return False
+    try:
+        return raw.recv(1) == b""
+    except ConnectionError:
+        return True
 
 
 def test_a_full_queue_answers_429_with_a_hint(smollm2_path: Path) -> None:

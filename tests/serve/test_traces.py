@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import re
@@ -12,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+import websockets
 from support.command_line import write_tiny_model
 from support.http_server import HttpServer, serving
 from support.otlp import Collector, Span, collecting
@@ -72,6 +75,69 @@ def test_spans_of_a_request_are_its_phases(smollm2_path: Path) -> None:
     (left,) = [span for span in parents if span.attributes.get("error.type") not in (None, "400")]
     assert left.attributes["error.type"] == "client_disconnected"
     assert left.attributes["gen_ai.response.finish_reasons"] == ["abort"]
+
+
+def test_a_realtime_session_is_a_span_with_the_phases_of_its_answers(smollm2_path: Path) -> None:
+    flags = ("--served-model-name", "smollm2", "--max-model-len", "512", "--warmup", "0")
+
+    async def talk(server: HttpServer) -> str:
+        url = server.url.replace("http", "ws", 1) + "/v1/realtime"
+        headers = {"traceparent": CALLER}
+        async with websockets.connect(url, additional_headers=headers) as socket:
+
+            async def until(kind: str) -> None:
+                found = ""
+                while found != kind:
+                    event = json.loads(await asyncio.wait_for(socket.recv(), 60))
+                    found = event["type"]
+                    assert found != "error", event
+
+            session = {"type": "realtime", "temperature": 0, "max_output_tokens": 5}
+            await socket.send(json.dumps({"type": "session.update", "session": session}))
+            await until("session.updated")
+            for text in ("Tell me of the sea.", "And of the sky, please."):
+                for word in text.split():
+                    event = {"type": "input_text_buffer.append", "text": word + " "}
+                    await socket.send(json.dumps(event))
+                    await asyncio.sleep(0.02)
+                await socket.send(json.dumps({"type": "response.create"}))
+                await until("response.done")
+            await socket.send(json.dumps({"type": "input_text_buffer.append", "text": "never "}))
+            assert socket.response is not None
+            return socket.response.headers["traceparent"]
+
+    with collecting() as collector:
+        endpoint = ("--otlp-endpoint", collector.url, "--log-json")
+        with serving(*flags, "--kv-cache-bytes", "64MiB", *endpoint) as server:
+            told = asyncio.run(talk(server))
+            with contextlib.suppress(websockets.InvalidStatus, websockets.ConnectionClosed):
+                asyncio.run(_knock(server))
+            assert server.stop() == 0
+            lines = _lines(server)
+        spans = collector.spans()
+    (session,) = [span for span in spans if span.parent == CALLER.split("-")[2]]
+    assert told == f"00-{session.trace}-{session.id}-01"
+    assert (session.kind, session.name) == (SERVER_KIND, "chat smollm2")
+    assert session.attributes["http.response.status_code"] == 101
+    assert session.attributes["gen_ai.usage.output_tokens"] == 10
+    assert "error.type" not in session.attributes
+    children = [span for span in spans if span.parent == session.id]
+    assert (
+        sorted(span.name for span in children) == ["decode"] * 2 + ["prefill"] * 2 + ["queue"] * 2
+    )
+    assert all(session.begin <= each.begin <= each.end <= session.end for each in children)
+    (line,) = [each for each in lines if each.get("trace_id") == session.trace]
+    assert (line["method"], line["output_tokens"]) == ("WEBSOCKET", 10)
+    assert line["prompt_tokens"] == session.attributes["gen_ai.usage.input_tokens"]
+    (other,) = [s for s in spans if s.kind == SERVER_KIND and s.id != session.id]
+    assert other.attributes["error.type"] == "403"
+
+
+async def _knock(server: HttpServer) -> None:
+    """From a page that may not."""
+    url = server.url.replace("http", "ws", 1) + "/v1/realtime"
+    async with websockets.connect(url, origin="http://else.where") as socket:  # type: ignore[arg-type]
+        await socket.recv()
 
 
 TIMES = (

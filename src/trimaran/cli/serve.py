@@ -94,6 +94,11 @@ _FLAGS: list[tuple[str, tuple[str, Any], str]] = [
     ("--max-body-bytes", _SIZE, "largest body of a request (default: 8MiB)"),
     ("--max-header-bytes", _SIZE, "largest head of a request (default: 64KiB)"),
     ("--max-n", _NUMBER, "sequences one request may ask for, prompts times n (default: 128)"),
+    (
+        "--pooling",
+        _TEXT,
+        "mean or last: /v1/embeddings of a model that generates (default: if asked)",
+    ),
     ("--max-logprobs", _NUMBER, "likely tokens a request may ask for (default: 20)"),
     ("--header-timeout", _SECONDS, "for a request's head to arrive (default: 10)"),
     ("--body-timeout", _SECONDS, "for a request's body to arrive (default: 30)"),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trimaran.core.errors import BackendError, CapacityError
+from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32, Sampler
 from trimaran.core.step_plan import StepPlan
 from trimaran.models.layer_groups import LayerGroup
@@ -91,10 +92,13 @@ class Backend(Protocol):
         """
         ...
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         """Executes a step: copies blocks, writes K and V, returns logits [R, vocab].
 
         The array may be overwritten by the next call. Not thread-safe.
+
+        Args:
+            pooled: rows that are added to sums: what the logits would be made of.
 
         Raises:
             BackendError: the step failed; the cache of its sequences is not to be used.

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from trimaran.core.request import FinishReason
+
+Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class SequenceDelta:
         stop_reason: the stop string or stop token id that ended the sequence; None for the
             model's own end of sequence.
         error: why the request failed, with finish reason ERROR.
+        vector: [width] of the prompt, with the only delta of a request that was to be pooled.
     """
 
     request_id: str
@@ -89,6 +95,7 @@ class SequenceDelta:
     stop_reason: int | str | None = None
     error: str | None = None
     metrics: RequestMetrics | None = None
+    vector: Vector | None = None
 
 
 @dataclass(slots=True)
@@ -106,7 +113,11 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's whole answer; fields as in vLLM."""
+    """A request's whole answer; fields as in vLLM.
+
+    Attributes:
+        vector: [width] of the prompt, not normalised, where the request was to be pooled.
+    """
 
     request_id: str
     prompt: str | None
@@ -115,6 +126,7 @@ class RequestOutput:
     prompt_logprobs: list[Logprobs | None] | None = None
     finished: bool = False
     metrics: RequestMetrics | None = None
+    vector: Vector | None = None
 
     @property
     def text(self) -> str:
@@ -125,3 +137,21 @@ class RequestOutput:
     def cached_tokens(self) -> int:
         """Prompt tokens whose KV came from the prefix cache."""
         return self.metrics.cached_tokens if self.metrics else 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A prompt's vector, float32 [width]."""
+
+    embedding: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """What `embed` gives for a prompt; fields as in vLLM."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    metrics: RequestMetrics | None = None
+    finished: bool = True

@@ -42,6 +42,8 @@ class Request:
         slo: what its class expects of its latency.
         adapter: name of the weights laid over the model's; prefixes are shared within one.
         retention: how long the prompt is to stay in the cache afterwards; None is as most.
+        pooling: instead of an answer one vector of the prompt is wanted, made in this way (see
+            `POOLINGS`); None: an answer.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Request:
     slo: SloClass = STANDARD
     adapter: str = ""
     retention: Retention | None = None
+    pooling: str | None = None
 
     @property
     def namespace(self) -> Namespace:

@@ -28,6 +28,14 @@ class Admission:
         """A request has ended."""
         self._ends.append(now)
 
+    def has_room(self, waiting: int, running: int) -> bool:
+        """Whether `check` would let one more pass."""
+        return self._limit is None or self._beyond(waiting, running) < self._limit
+
+    def _beyond(self, waiting: int, running: int) -> int:
+        """Of those that wait, how many have no seat to come to."""
+        return waiting - max(0, self._seats - running)
+
     def check(self, waiting: int, running: int, now: float) -> None:
         """Raises `BusyError` where one more would have to wait and may not.
 
@@ -35,11 +43,9 @@ class Admission:
             waiting: requests, those just handed in with them.
             running: sequences.
         """
-        if self._limit is None:
+        if self._limit is None or self.has_room(waiting, running):
             return
-        beyond = waiting - max(0, self._seats - running)
-        if beyond < self._limit:
-            return
+        beyond = self._beyond(waiting, running)
         seconds = self._seconds(beyond - self._limit + 1, now)
         error = BusyError(
             f"the engine is busy: {max(0, beyond)} requests wait and max_waiting is"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trimaran.core.outputs import Logprobs, SequenceDelta
+from trimaran.core.outputs import Logprobs, SequenceDelta, Vector
 from trimaran.core.request import FinishReason
 from trimaran.core.sampling_batch import Int32, Scores
 from trimaran.engine.generation import Generation, LiveRequest
@@ -57,7 +57,20 @@ class EndedRequest:
     error: str | None
 
 
-Event = SampledToken | ScoredPrompt | EndedRequest
+@dataclass(slots=True, eq=False)
+class PooledPrompt:
+    """A prompt was computed of which a vector is wanted; its sequence has ended with that.
+
+    Attributes:
+        time: seconds on the engine's clock.
+    """
+
+    generation: Generation
+    vector: Vector
+    time: float
+
+
+Event = SampledToken | ScoredPrompt | PooledPrompt | EndedRequest
 
 
 @dataclass(slots=True)
@@ -86,6 +99,8 @@ def assemble(events: list[Event], tokenizer: Tokenizer) -> Assembled:
             _add_token(out, event, tokenizer)
         elif isinstance(event, EndedRequest):
             _add_end(out, event)
+        elif isinstance(event, PooledPrompt):
+            _add_vector(out, event)
         else:
             _add_prompt_scores(event, tokenizer)
     return out
@@ -124,6 +139,24 @@ def _add_token(out: Assembled, event: SampledToken, tokenizer: Tokenizer) -> Non
             if live.metrics.finished is None:
                 live.metrics.finished = event.time
     out.add(live, delta)
+
+
+def _add_vector(out: Assembled, event: PooledPrompt) -> None:
+    generation, live = event.generation, event.generation.live
+    live.metrics.first_token = event.time
+    generation.delivered = True
+    live.undelivered = 0
+    out.answered.append(live)
+    out.add(
+        live,
+        SequenceDelta(
+            live.request.id,
+            generation.sequence.index,
+            finish_reason=FinishReason.STOP,
+            metrics=live.metrics,
+            vector=event.vector,
+        ),
+    )
 
 
 def _add_end(out: Assembled, event: EndedRequest) -> None:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
 from trimaran.cache.inspection import CacheReport
-from trimaran.core.outputs import RequestOutput, SequenceDelta
+from trimaran.core.errors import RequestFailedError
+from trimaran.core.outputs import RequestOutput, SequenceDelta, Vector
 from trimaran.core.request import Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
@@ -20,6 +21,7 @@ from trimaran.engine.core import EngineCore
 from trimaran.engine.delta_inbox import DeltaInbox
 from trimaran.engine.health import EngineHealth
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
+from trimaran.engine.pooling import NO_TOKENS, normalized
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
 
@@ -68,6 +70,19 @@ class RequestStream(DeltaInbox):
         while deltas := await self.ready():
             for delta in deltas:
                 yield delta
+
+    async def vector(self) -> Vector:
+        """float32 [width], not normalised, of a request made by `AsyncEngine.pool`.
+
+        Raises:
+            RequestFailedError: it failed, or was aborted.
+        """
+        found: Vector | None = None
+        async for delta in self:
+            found = delta.vector
+        if found is None:
+            raise RequestFailedError(f"request '{self.request.id}' was aborted")
+        return found
 
     def close(self) -> None:
         """Aborts the request unless it has ended; may be called twice."""
@@ -152,6 +167,59 @@ class AsyncEngine:
         request = self._request(prompt, params, request_id, priority, cache_salt, retention, slo)
         return RequestStream(request, self._thread, self._relay())
 
+    def check_pooled(self, prompt: Prompt, pooling: str = "mean") -> None:
+        """Raises `RequestError` where `pool` could never serve a prompt."""
+        request = self._request(prompt, NO_TOKENS, None, 0, "", None, STANDARD)
+        request.pooling = pooling
+        self.core.check(request)
+
+    def pool(
+        self,
+        prompt: Prompt,
+        pooling: str = "mean",
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        slo: str | SloClass = STANDARD,
+    ) -> RequestStream:
+        """Hands a prompt in of which one vector is wanted: its stream has one delta, with it.
+        To be called in a running loop.
+
+        Args:
+            pooling: "mean" of the prompt's rows after the final norm, or the "last" one.
+
+        Raises:
+            RequestError, BusyError, EngineUnhealthyError, EngineClosedError: as `stream`.
+        """
+        request = self._request(prompt, NO_TOKENS, request_id, priority, cache_salt, None, slo)
+        request.pooling = pooling
+        return RequestStream(request, self._thread, self._relay())
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling: str = "mean",
+        *,
+        normalize: bool = True,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        slo: str | SloClass = STANDARD,
+    ) -> Vector:
+        """float32 [width]: a prompt's vector (see `LLM.embed`). Cancelling the task aborts it;
+        errors as `stream`."""
+        with self.pool(
+            prompt,
+            pooling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            slo=slo,
+        ) as running:
+            vector = await running.vector()
+        return normalized(vector) if normalize else vector
+
     async def generate(
         self,
         prompt: Prompt,
@@ -215,6 +283,10 @@ class AsyncEngine:
     def abort(self, request_id: str) -> None:
         """Ends a request; its stream ends with the finish reason ABORT."""
         self._thread.abort(request_id)
+
+    def has_room(self) -> bool:
+        """Whether one more request might be taken now, as far as those that wait go."""
+        return self._thread.has_room()
 
     def health(self) -> EngineHealth:
         """Whether requests are taken, and if not, why."""

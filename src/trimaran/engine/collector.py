@@ -47,6 +47,8 @@ class OutputCollector:
             )
         if delta.prompt_logprobs is not None:
             self.output.prompt_logprobs = delta.prompt_logprobs
+        if delta.vector is not None:
+            self.output.vector = delta.vector
         self.output.metrics = delta.metrics or self.output.metrics
         self.error = delta.error or self.error
         if delta.finish_reason is not None:

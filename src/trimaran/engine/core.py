@@ -13,17 +13,26 @@ from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import RequestMetrics, SequenceDelta
+from trimaran.core.pooling import PooledRows
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
 from trimaran.core.uniforms import derive_seed
 from trimaran.engine.admission import Admission
-from trimaran.engine.assembly import EndedRequest, Event, SampledToken, ScoredPrompt, assemble
+from trimaran.engine.assembly import (
+    EndedRequest,
+    Event,
+    PooledPrompt,
+    SampledToken,
+    ScoredPrompt,
+    assemble,
+)
 from trimaran.engine.doing import Doing
 from trimaran.engine.generation import Generation, LiveRequest, take_token
 from trimaran.engine.lengths import LengthRecord, Lengths
 from trimaran.engine.metrics import EngineMetrics
+from trimaran.engine.pooling import Pools, check_pooling
 from trimaran.engine.sampling import Pick, Prepared, choose, sampling_batch, score_picks
 from trimaran.engine.side_thread import Job, SideThread
 from trimaran.engine.step_log import StepLog, StepRecord
@@ -72,6 +81,7 @@ class EngineCore:
         self._live: dict[str, LiveRequest] = {}
         self._open: dict[str, LiveRequest] = {}  # those whose prompts still arrive
         self._generations: dict[Sequence, Generation] = {}
+        self._pools = Pools(model.hidden_size)
         self._stopped: list[Generation] = []  # by their text; the scheduler doesn't know yet
         self._computing = False
         self._observed: tuple[ScheduledStep, float] | None = None  # the cost model hasn't yet
@@ -105,7 +115,9 @@ class EngineCore:
                 f"the request wants adapter '{request.adapter}', and this engine has none; leave"
                 " it empty"
             )
-        self._check_prompt(len(request.prompt), request.prompt)
+        self._check_prompt(len(request.prompt), request.prompt, request.pooling)
+        if request.pooling is not None:
+            check_pooling(request, complete)
         for name, ids in (
             ("logit_bias", params.logit_bias or ()),
             ("stop_token_ids", params.stop_token_ids),
@@ -126,9 +138,14 @@ class EngineCore:
                 " send the prompt at once"
             )
 
-    def _check_prompt(self, length: int, ids: list[int]) -> None:
+    def _check_prompt(self, length: int, ids: list[int], pooling: str | None = None) -> None:
         """Raises `RequestError` for a prompt of so many tokens, or one with such ids."""
-        if length >= self.max_model_len:
+        if pooling is not None and length > self.max_model_len:
+            raise RequestError(
+                f"the text has {length} tokens; at most {self.max_model_len} fit max_model_len;"
+                " shorten it"
+            )
+        if pooling is None and length >= self.max_model_len:
             raise RequestError(
                 f"the prompt has {length} tokens; with one to generate, at most"
                 f" {self.max_model_len - 1} fit max_model_len {self.max_model_len}"
@@ -164,6 +181,8 @@ class EngineCore:
     def _take_in(self, live: LiveRequest) -> None:
         self._live[live.request.id] = live
         self._generations[live.generations[0].sequence] = live.generations[0]
+        if live.request.pooling is not None:
+            self._pools.add(live.generations[0].sequence)
 
     # ------------------------------------------------------------------ prompts that arrive
 
@@ -348,10 +367,11 @@ class EngineCore:
             job()
         else:
             aside.start(job)
+        pooled = self._pools.rows_of(step)
         begin = self.clock.now()
         self.metrics.forward_begins(begin)
         try:
-            logits = _checked(self.backend.run(step.plan), step.plan)
+            logits = _checked(self._forward(step, pooled), step.plan)
         except Exception as error:  # whatever it was, only this step's requests pay
             failure = error
         finally:
@@ -372,6 +392,8 @@ class EngineCore:
         if ended or events or ready.forks:
             ready = self._changed(ready)
         self._note_progress(step, ready)
+        if pooled is not None:
+            events += self._end_pooled(step, pooled)
         events += self._sample(step, logits, ready)
         self._observed = (step, self.clock.now() - step.time)
         return events
@@ -496,7 +518,28 @@ class EngineCore:
             self.record.add(self.lengths)
             self.record = None
 
-    # ------------------------------------------------------------------ prompt scores
+    # ------------------------------------------------------------------ prompts alone
+
+    def _forward(self, step: ScheduledStep, pooled: PooledRows | None) -> Float32:
+        if pooled is None:
+            return self.backend.run(step.plan)
+        return self.backend.run(step.plan, pooled)
+
+    def _end_pooled(self, step: ScheduledStep, pooled: PooledRows) -> list[Event]:
+        """Ends those of a step that was run whose prompts are whole: they have their vectors."""
+        events: list[Event] = []
+        now = self.clock.now()
+        self._pools.take(step, pooled)
+        for sequence in self._pools.whole(step):
+            generation = self._generations[sequence]
+            try:
+                vector = self._pools.vector(sequence)
+            except BackendError as error:
+                events += self._end(generation.live, FinishReason.ERROR, str(error))
+                continue
+            events.append(PooledPrompt(generation, vector, now))
+            self._finish(generation, FinishReason.STOP, now)
+        return events
 
     def _score_prompts(self, step: ScheduledStep, logits: Float32) -> list[Event]:
         """Each prompt token is scored by the logits of the row before it."""
@@ -582,6 +625,7 @@ class EngineCore:
         self._open.pop(live.request.id, None)
         for generation in live.generations:
             self._generations.pop(generation.sequence, None)
+            self._pools.drop(generation.sequence)
 
 
 def _checked(logits: Float32, plan: StepPlan) -> Float32:

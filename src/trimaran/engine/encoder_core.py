@@ -23,6 +23,7 @@ from trimaran.core.errors import BackendError, ConfigError, RequestError
 from trimaran.core.outputs import RequestMetrics
 from trimaran.core.request import FinishReason, Request, Sequence
 from trimaran.core.step_plan import StepPlan
+from trimaran.engine.admission import Admission
 from trimaran.engine.metrics import EngineMetrics
 from trimaran.engine.step_log import StepLog, StepRecord
 from trimaran.models.bert import EncoderConfig
@@ -85,6 +86,7 @@ class EncoderCore:
         kv = KVCacheManager(blocks, config.block_size, index=NoIndex())
         own = replace(config, preset=None, chunking="whole", chunk_size=None)
         self.scheduler = Scheduler(own, kv, clock, max_model_len=longest)
+        self.admission = Admission(config.max_waiting, config.max_num_seqs)
         self._live: dict[Sequence, RequestMetrics] = {}
         self._by_id: dict[str, Sequence] = {}
 
@@ -117,6 +119,7 @@ class EncoderCore:
         if (sequence := self._by_id.pop(request_id, None)) is not None:
             del self._live[sequence]
             self.scheduler.finish(sequence, FinishReason.ABORT)
+            self.admission.ended(self.clock.now())
 
     def metrics_of(self, request_id: str) -> RequestMetrics:
         """The times of a request that hasn't ended."""
@@ -152,6 +155,7 @@ class EncoderCore:
             del self._by_id[entry.sequence.request.id]
             metrics.first_scheduled, metrics.first_token, metrics.finished = begin, end, end
             self.scheduler.finish(entry.sequence, reason)
+            self.admission.ended(end)
             vector = None if vectors is None else vectors[i]
             found.append(Encoded(entry.sequence.request, metrics, vector, error))
         return found

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from trimaran.core.errors import EngineClosedError, RequestFailedError
+from trimaran.core.errors import BusyError, EngineClosedError, RequestFailedError
 from trimaran.core.request import FinishReason, Request
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.engine.delta_inbox import DeltaInbox
@@ -40,7 +40,8 @@ class EncoderStream(DeltaInbox):
 
     def close(self) -> None:
         """Aborts the request unless it has ended."""
-        if not self._vector.done():
+        if self._unfinished:  # though whoever waited for the vector may have been cancelled
+            self._unfinished = 0
             self._vector.cancel()
             self._engine.abort(self.request.id)
 
@@ -70,17 +71,23 @@ class EncoderEngine:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[str, EncoderStream] = {}
         self._ids = itertools.count()
+        self._handed = 0  # texts in the inbox
         self._closing = False
         self._death: str | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="trimaran-encoder", daemon=True)
         self._thread.start()
 
+    def check(self, ids: list[int]) -> None:
+        """Raises `RequestError` where a text can't be encoded."""
+        self.core.check(Request("encode", ids, _PARAMS))
+
     def start(self, ids: list[int], request_id: str = "encode", priority: int = 0) -> EncoderStream:
         """Hands a text in.
 
         Raises:
             RequestError: it can't be encoded.
+            BusyError: too many wait already; says when to try again.
             EngineClosedError: nothing is taken any more.
         """
         core = self.core
@@ -90,10 +97,12 @@ class EncoderEngine:
         stream = EncoderStream(self, request)
 
         def add() -> None:
+            with self._lock:
+                self._handed -= 1
             self._streams[name] = stream
             core.add(request)
 
-        self._enter(add)
+        self._enter(add, self._refuse_if_busy)
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -146,11 +155,33 @@ class EncoderEngine:
         self._inbox.put(lambda: None)
         await asyncio.to_thread(self._thread.join)
 
-    def _enter(self, job: Callable[[], None]) -> None:
+    def _refuse_if_busy(self) -> None:
+        core = self.core
+        try:
+            core.admission.check(*self._load(), core.clock.now())
+        except BusyError:
+            rejections = core.metrics.rejections
+            rejections["max_waiting"] = rejections.get("max_waiting", 0) + 1
+            raise
+        self._handed += 1
+
+    def has_room(self) -> bool:
+        """Whether one more text might be taken now, as far as those that wait go."""
+        return self.core.admission.has_room(*self._load())
+
+    def _load(self) -> tuple[int, int]:
+        """(texts that wait, texts that are encoded)."""
+        scheduler = self.core.scheduler
+        return scheduler.num_waiting + self._handed, scheduler.num_running
+
+    def _enter(self, job: Callable[[], None], register: Callable[[], None] | None = None) -> None:
+        """Puts into the inbox what is sure to be run there; what `register` raises, it's not."""
         with self._lock:  # so that nothing enters the inbox after the last look at it
             if self._closing or self._death is not None:
                 why = self._death or "the engine is closing"
                 raise EngineClosedError(f"no request can be taken: {why}")
+            if register is not None:
+                register()
             self._inbox.put(job)
 
     # ------------------------------------------------------------------ on the thread

@@ -13,7 +13,12 @@ from typing import Any
 from trimaran.cache.inspection import CacheReport
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BusyError, ParameterError, TemplateError
-from trimaran.core.outputs import RequestOutput, SequenceDelta
+from trimaran.core.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    SequenceDelta,
+)
 from trimaran.core.request import Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
@@ -23,6 +28,7 @@ from trimaran.engine.delta_stream import DeltaStream
 from trimaran.engine.factory import Phases, load_engine
 from trimaran.engine.health import EngineHealth
 from trimaran.engine.objective import Objective
+from trimaran.engine.pooling import NO_TOKENS, normalized
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread, Sink
 from trimaran.models.store import DEFAULT_MODEL
@@ -164,6 +170,52 @@ class LLM:
             for text, own, wish in zip(texts, params, _wishes(priority, slo, texts), strict=True)
         ]
         return self._run(requests, list(texts), progress)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str = "mean",
+        normalize: bool = True,
+        priority: int | Sequence[int] = 0,
+        slo: Slo | Sequence[Slo] = STANDARD,
+        progress: Progress | None = None,
+        cache_salt: str = "",
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of each prompt, in their order: of the model's rows after its final norm.
+
+        Every token is computed, cached or not. A vector is bit for bit the same whatever else
+        runs. The other arguments are as of `generate`.
+
+        Args:
+            pooling: "mean" of a prompt's rows, or the "last" one.
+            normalize: give vectors the length 1.
+
+        Raises:
+            RequestError: a prompt can never be served; none has been started then.
+            RequestFailedError, BusyError: as `generate`.
+        """
+        many = _as_list(prompts)
+        requests = [
+            self._request(prompt_ids(prompt, self.tokenizer), NO_TOKENS, cache_salt, None, *wish)
+            for prompt, wish in zip(many, _wishes(priority, slo, many), strict=True)
+        ]
+        for request in requests:
+            request.pooling = pooling
+        texts = [prompt_text(prompt) for prompt in many]
+        found = []
+        for output in self._run(requests, texts, progress):
+            assert output.vector is not None
+            vector = normalized(output.vector) if normalize else output.vector
+            found.append(
+                EmbeddingRequestOutput(
+                    output.request_id,
+                    EmbeddingOutput(vector),
+                    output.prompt_token_ids,
+                    output.metrics,
+                )
+            )
+        return found
 
     def stream(
         self,

@@ -320,13 +320,21 @@ class EngineThread:
                 f"no request can be taken: {self._hang}; try again once it has ended"
             )
         core = self.core
-        waiting = core.scheduler.num_waiting + len(self._handed)
         try:
-            core.admission.check(waiting, core.scheduler.num_running, core.clock.now())
+            core.admission.check(*self._load(), core.clock.now())
         except BusyError:
             rejections = core.metrics.rejections
             rejections["max_waiting"] = rejections.get("max_waiting", 0) + 1
             raise
+
+    def has_room(self) -> bool:
+        """Whether one more request might be taken now, as far as those that wait go."""
+        return self.core.admission.has_room(*self._load())
+
+    def _load(self) -> tuple[int, int]:
+        """(requests that wait, sequences that run)."""
+        scheduler = self.core.scheduler
+        return scheduler.num_waiting + len(self._handed), scheduler.num_running
 
     def _refuse_if_closed(self) -> None:
         if self._death is not None or self._closing:

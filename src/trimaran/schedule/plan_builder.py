@@ -127,18 +127,24 @@ def _row_tokens(chosen: Selection, row_starts: Int32) -> Int32:
 def _wanted(chosen: Selection, row_starts: Int32) -> tuple[Int32, Int32, bool]:
     """(rows of logits that each sequence wants [S], these rows [R], whether any is scored)."""
     samples = chosen.counts == chosen.wants
+    special = [place for place, own in enumerate(chosen.sequences) if reads_all_rows(own)]
+    if not special:
+        return samples.astype(np.int32), row_starts[1:][samples] - np.int32(1), False
     wanted = samples.astype(np.int32)
-    scored = [place for place, sequence in enumerate(chosen.sequences) if scores_prompt(sequence)]
-    if not scored:
-        return wanted, row_starts[1:][samples] - np.int32(1), False
+    scored = [p for p in special if chosen.sequences[p].request.pooling is None]
+    wanted[special] = 0  # of those that are pooled
     wanted[scored] = chosen.counts[scored]
     rows = [
         np.arange(end - count, end, dtype=np.int32)
         for end, count in zip(row_starts[1:].tolist(), wanted.tolist(), strict=True)
     ]
-    return wanted, np.concatenate(rows), True
+    return wanted, np.concatenate(rows), bool(scored)
 
 
-def scores_prompt(sequence: Sequence) -> bool:
-    """Whether every row of the prompt is wanted: to score the prompt, once."""
-    return sequence.request.params.prompt_logprobs is not None and sequence.output_length == 0
+def reads_all_rows(sequence: Sequence) -> bool:
+    """Whether something is made of every row of the prompt, so that none may be left out for
+    being cached: it is pooled, or its tokens are scored, which is done once."""
+    request = sequence.request
+    if request.pooling is not None:
+        return True
+    return request.params.prompt_logprobs is not None and sequence.output_length == 0

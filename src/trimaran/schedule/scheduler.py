@@ -42,7 +42,7 @@ from trimaran.schedule.cost_model import StepCostModel, StepLoad
 from trimaran.schedule.loading import Loading
 from trimaran.schedule.order import Order, make_order
 from trimaran.schedule.output_length import OutputLengths
-from trimaran.schedule.plan_builder import PlanBuilder, scores_prompt
+from trimaran.schedule.plan_builder import PlanBuilder, reads_all_rows
 from trimaran.schedule.running import Places, Running, packed
 from trimaran.schedule.selection import NOBODY, Selection
 from trimaran.schedule.step import ScheduledSequence, ScheduledStep
@@ -94,7 +94,7 @@ class Scheduler:
             self.loading = Loading(kv, tiers, clock, self.cost, self._capacity)
         self._running = Running()
         self._turn: Sequence | None = None  # who of them begins the next step, if not the first
-        self._scoring: set[Sequence] = set()  # who may want every row of its prompt
+        self._reading: set[Sequence] = set()  # who may need every row of its prompt
         self._numbers: Places = np.arange(16, dtype=np.intp)
         self._observed = 0
         self._joined = 0  # how many were admitted in the last step
@@ -292,7 +292,7 @@ class Scheduler:
             return NOBODY, False
         places = self._places(number)
         decodes = turn is None and number <= self._budget and bool((wants == 1).all())
-        if decodes and not self._someone_scores():
+        if decodes and not self._someone_reads_all():
             chosen = Selection(
                 running.sequences.copy(), places, running.rows.copy(), starts, wants, wants, True
             )
@@ -319,11 +319,11 @@ class Scheduler:
             self._numbers = np.arange(2 * number, dtype=np.intp)
         return self._numbers[:number]
 
-    def _someone_scores(self) -> bool:
-        """Whether one of those that run wants every row of its prompt."""
-        if self._scoring:
-            self._scoring = {s for s in self._scoring if s in self._running and scores_prompt(s)}
-        return bool(self._scoring)
+    def _someone_reads_all(self) -> bool:
+        """Whether something is made of every row of the prompt of one of those that run."""
+        if self._reading:
+            self._reading = {s for s in self._reading if s in self._running and reads_all_rows(s)}
+        return bool(self._reading)
 
     def _fit(self, chosen: Selection, budget: int) -> Selection:
         """The first of those that run, as far as `budget` goes; the next ones have a turn."""
@@ -383,9 +383,9 @@ class Scheduler:
                     free = self._free_seats()
                     continue
                 break
-            scores = scores_prompt(sequence)
-            prefix = self.kv.no_match(sequence) if scores else self.kv.match(sequence)
-            if not scores and self._begin_loading(sequence, prefix):
+            whole = reads_all_rows(sequence)
+            prefix = self.kv.no_match(sequence) if whole else self.kv.match(sequence)
+            if not whole and self._begin_loading(sequence, prefix):
                 free -= 1
                 continue
             want = sequence.total - prefix.tokens
@@ -441,8 +441,8 @@ class Scheduler:
             sequence.cached = computed
         if kept:
             self._kept[sequence] = kept
-        if scores_prompt(sequence):
-            self._scoring.add(sequence)
+        if reads_all_rows(sequence):
+            self._reading.add(sequence)
         row = self.kv.row(sequence)
         self._running.add(sequence, row, kept)
         self._capacity.started(sequence)
@@ -483,7 +483,7 @@ class Scheduler:
     def _hit(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that the prefix cache has now and that spare it
         computing them."""
-        return 0 if scores_prompt(sequence) else self.kv.match(sequence).tokens
+        return 0 if reads_all_rows(sequence) else self.kv.match(sequence).tokens
 
     def _check_fits(self, sequence: Sequence, tokens: int) -> None:
         if self.kv.blocks_for(tokens) > self.kv.num_blocks:

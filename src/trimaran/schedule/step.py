@@ -22,7 +22,8 @@ class ScheduledSequence:
     Attributes:
         start: position of its first row.
         count: rows.
-        samples: the last row is that of the last known token: a token is drawn from it.
+        samples: the last row is that of the last known token: a token is drawn from it (of a
+            prompt that is pooled none is).
         logits: its rows in the array of logits: every row of a prompt whose tokens are to be
             scored, else the last row where `samples`, else none.
     """
@@ -70,9 +71,14 @@ class ScheduledStep:
         chosen = self.chosen
         if chosen.decodes:
             return zip(chosen.sequences, range(len(chosen)), strict=True)
-        places = (chosen.counts == chosen.wants).nonzero()[0]
+        places = self._draws().nonzero()[0]
         sequences = [chosen.sequences[place] for place in places.tolist()]
         return zip(sequences, (self.logit_ends[places] - 1).tolist(), strict=True)
+
+    def _draws(self) -> npt.NDArray[np.bool_]:
+        """[S] from whose last row a token is drawn."""
+        whole: npt.NDArray[np.bool_] = self.chosen.counts == self.chosen.wants
+        return whole & (self.wanted > 0)
 
     @property
     def entries(self) -> list[ScheduledSequence]:
@@ -86,7 +92,7 @@ class ScheduledStep:
                     chosen.sequences,
                     chosen.starts.tolist(),
                     chosen.counts.tolist(),
-                    (chosen.counts == chosen.wants).tolist(),
+                    self._draws().tolist(),
                     [slice(end - rows, end) for end, rows in zip(ends, wanted, strict=True)],
                 )
             )

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from trimaran import __version__
 from trimaran.core.errors import TrimaranError
 from trimaran.serve.errors import INVALID, NOT_FOUND, SERVER, ApiError
+from trimaran.serve.genai_metrics import GenAiHistograms
 from trimaran.serve.invalid import as_invalid
 from trimaran.serve.middleware import Bodies, Keys, RequestIds
 from trimaran.serve.openapi import describe
@@ -39,8 +40,12 @@ from trimaran.serve.traces import Traces
 log = logging.getLogger("trimaran")
 
 
-def create_app(service: Service, traces: Traces | None = None) -> ASGIApp:
-    """The whole application around one service."""
+def create_app(service: Service, traces: Traces | None = None, port: int = 0) -> ASGIApp:
+    """The whole application around one service.
+
+    Args:
+        port: on which the server listens; 0: the configuration's.
+    """
     config = service.config
     api = FastAPI(
         title="Trimaran",
@@ -72,7 +77,8 @@ def create_app(service: Service, traces: Traces | None = None) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    return RequestIds(app, config.access_log, traces)
+    histograms = GenAiHistograms(service.metrics.registry, port or config.port)
+    return RequestIds(app, config.access_log, traces, histograms)
 
 
 async def _error(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trimaran.core.errors import ConfigError
+from trimaran.core.pooling import POOLINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class ServeConfig:
         max_body_bytes: of a request.
         max_header_bytes: of a request line and its headers.
         max_n: sequences that one HTTP request may ask for, prompts times n.
+        pooling: how `/v1/embeddings` pools where a request doesn't say, of a model that
+            generates ("mean" or "last"); None: such requests are refused.
         max_logprobs: most likely tokens that a request may ask for.
         header_timeout: seconds for the headers of a request to arrive.
         body_timeout: seconds for the body of a request to arrive.
@@ -53,6 +56,7 @@ class ServeConfig:
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 64 << 10
     max_n: int = 128
+    pooling: str | None = None
     max_logprobs: int = 20
     header_timeout: float = 10.0
     body_timeout: float = 30.0
@@ -83,6 +87,8 @@ class ServeConfig:
         ):
             if not 0 < getattr(self, name) <= 86_400:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give seconds up to a day")
+        if self.pooling not in (None, *POOLINGS):
+            raise ConfigError(f"pooling is '{self.pooling}'; give one of {', '.join(POOLINGS)}")
         if self.warmup < 0 or self.max_logprobs < 0:
             raise ConfigError("warmup and max_logprobs can't be negative; give 0 or more")
         if (self.tls_cert is None) != (self.tls_key is None):

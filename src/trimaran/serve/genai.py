@@ -18,6 +18,9 @@ OPERATIONS: Final = {
 }
 """The operation by the path of the endpoint; others have no span."""
 
+SESSIONS: Final = {"/v1/realtime": "chat"}
+"""Likewise of WebSockets: one span a session."""
+
 # Of every span
 OPERATION_NAME: Final = "gen_ai.operation.name"
 PROVIDER_NAME: Final = "gen_ai.provider.name"

@@ -11,14 +11,16 @@ import json
 import logging
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trimaran.serve.errors import AUTH, INVALID, ApiError, unavailable
-from trimaran.serve.record import Record, current
-from trimaran.serve.traces import Traces, trace_id_of
+from trimaran.serve.genai_metrics import GenAiHistograms
+from trimaran.serve.record import SESSION, Record, current
+from trimaran.serve.traces import Traces, operation_of, trace_id_of
 
 access = logging.getLogger("trimaran.access")
 
@@ -38,12 +40,22 @@ LEAST_TOTAL = 64 << 20
 class RequestIds:
     """Names each request, in its answer's headers and in the access log, and traces it."""
 
-    def __init__(self, app: ASGIApp, log: bool, traces: Traces | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        log: bool,
+        traces: Traces | None = None,
+        histograms: GenAiHistograms | None = None,
+    ) -> None:
         self._app = app
         self._log = log
         self._traces = traces
+        self._histograms = histograms
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._session(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -71,6 +83,9 @@ class RequestIds:
         finally:
             if self._traces is not None and traced is not None:
                 self._traces.end(traced[0], record, status)
+            operation = operation_of(scope)
+            if self._histograms is not None and operation is not None:
+                self._histograms.observe(record, operation, status)
             if self._log:
                 path = _one_line(scope)
                 access.info(
@@ -88,6 +103,31 @@ class RequestIds:
                         "engine": record.facts(),
                     },
                 )
+
+    async def _session(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket: its handler writes the log line, here it is traced."""
+        record = Record(uuid.uuid4().hex, trace_id_of(_header(scope, b"traceparent")))
+        traced = self._traces.begin(record, scope) if self._traces is not None else None
+        record.on_part = lambda part: None
+        if self._traces is not None and traced is not None:
+            record.on_part = partial(self._traces.add, traced[0], record)
+        current.set(record)
+        status = 403  # what a client is told that is closed before it was accepted
+
+        async def send_traced(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "websocket.accept":
+                status = SESSION
+                if traced is not None:
+                    named = (b"traceparent", traced[1].encode())
+                    message = {**message, "headers": [*message.get("headers", ()), named]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_traced)
+        finally:
+            if self._traces is not None and traced is not None:
+                self._traces.end(traced[0], record, status)
 
 
 class Keys:

@@ -26,6 +26,7 @@ from trimaran.serve.config import ServeConfig
 from trimaran.serve.http_protocol import LimitedProtocol, limited_protocol
 from trimaran.serve.service import LoadedService, Service
 from trimaran.serve.session_socket import SessionSocket
+from trimaran.serve.tls import TlsServer
 from trimaran.serve.traces import Traces
 from trimaran.serve.warmup import warm_up, warm_up_encoder
 
@@ -41,6 +42,24 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config, context = self.config, self.config.ssl
+        if context is None:
+            await super().startup(sockets)
+            return
+
+        def make() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        own, connections = self._service.config, self.server_state.connections
+        self.servers = [
+            TlsServer(each, make, context, connections, own.max_connections, own.header_timeout)  # type: ignore[misc]
+            for each in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,20 +117,25 @@ def run_server(
     listening = _listen(config)
     _allow_files(config.max_connections)
     service = Service(config)
-    traces = None
+    traces, port = None, listening.getsockname()[1]
     if config.otlp_endpoint is not None:
-        traces = Traces(config.otlp_endpoint, listening.getsockname()[1])
+        traces = Traces(config.otlp_endpoint, port)
 
     def load() -> LoadedService:
         path = resolve(model, progress=progress)
         if is_encoder(path):
             phases.done("find model")
             core = load_encoder_core(path, engine_config, phases.done)
+            if config.pooling not in (None, core.model.pooling):
+                raise ConfigError(
+                    f"pooling is '{config.pooling}', and the encoder {path.name} was made for"
+                    f" '{core.model.pooling}'; leave the option out"
+                )
             return LoadedService(None, None, path, EncoderEngine(core))
         loaded = load_engine(model, engine_config, phases=phases, progress=progress)
         return LoadedService(AsyncEngine(loaded.core), loaded.chat_template, loaded.path)
 
-    server = _Server(_uvicorn_config(service, traces), service)
+    server = _Server(_uvicorn_config(service, traces, port), service)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(server, service, listening, load, phases, ready))
@@ -184,11 +208,11 @@ def _address(config: ServeConfig, listening: socket.socket) -> str:
     return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
 
-def _uvicorn_config(service: Service, traces: Traces | None) -> uvicorn.Config:
+def _uvicorn_config(service: Service, traces: Traces | None, port: int) -> uvicorn.Config:
     config = service.config
     try:
         found = uvicorn.Config(
-            create_app(service, traces),
+            create_app(service, traces, port),
             http=limited_protocol(
                 config.max_header_bytes,
                 config.max_connections,

@@ -344,9 +344,7 @@ class Service:
         )
         with self._seats(job, len(prompts)), self._recorded(job):
             for prompt in prompts:
-                # Clients may name their requests; the engine's names are never theirs alone,
-                # so that two requests of one name don't end each other.
-                own = f"{request_id}-{next(self._numbers)}"
+                own = self.own_name(request_id)
                 job.streams.append(
                     engine.start(
                         prompt,
@@ -384,11 +382,11 @@ class Service:
         begin = asyncio.get_running_loop().time()
         deadline = begin + self.config.request_timeout
         job = Job(params, [], [None], [], begin, deadline, self.metrics, asked=False)
-        with self._seats(job, 1):
+        with self._seats(job, 1), self._recorded(job):
             opened = self.engine.open(
                 params,
                 chat=chat,
-                request_id=f"{request_id}-{next(self._numbers)}",
+                request_id=self.own_name(request_id),
                 priority=priority,
                 cache_salt=cache_salt,
             )
@@ -397,33 +395,38 @@ class Service:
             yield job, opened
 
     @contextmanager
-    def encode_texts(
-        self, prompts: Sequence[list[int]], request_id: str, *, priority: int = 0
-    ) -> Iterator[list[EncoderStream]]:
-        """Hands texts to the encoder; leaving the context aborts what hasn't ended. However
+    def texts(self) -> Iterator[list[EncoderStream | RequestStream]]:
+        """For the requests of texts whose vectors are asked for: those put into the list are
+        counted, recorded and, where they haven't ended, aborted on leaving the context. However
         many they are, they are one request of those that the server takes.
 
         Raises:
             ApiError: as `admit`.
-            TrimaranError: a text can't be encoded; those before it are aborted.
         """
-        encoder = self.loaded.encoder
-        assert encoder is not None
         self.admit(1, 1)
         begin = asyncio.get_running_loop().time()
-        streams: list[EncoderStream] = []
+        record, core = current.get(), self.loaded.either.core
+        if record is not None:
+            record.started(None, core.clock.now())
+        streams: list[EncoderStream | RequestStream] = []
         self.active += 1
         try:
-            for prompt in prompts:
-                streams.append(encoder.start(prompt, request_id, priority))
             yield streams
         finally:
+            if record is not None:
+                times = [each.metrics or core.metrics_of(each.request.id) for each in streams]
+                record.ended_together(streams, times, core.clock.now())
             self.metrics.ended(streams)
             for stream in streams:
                 stream.close()
             self.active -= 1
             self.finished += 1
             self._recent = [*self._recent[-63:], asyncio.get_running_loop().time() - begin]
+
+    def own_name(self, request_id: str) -> str:
+        """The engine's name for a request: clients may name theirs, so that alone is no name
+        of the engine's, lest two of one name end each other."""
+        return f"{request_id}-{next(self._numbers)}"
 
     def complete(self, job: Job, opened: OpenRequest, whole: str) -> None:
         """The message of a request made by `open` is complete: it is answered now."""
@@ -443,7 +446,7 @@ class Service:
         try:
             yield
         finally:
-            for stream in job.streams:
+            for stream in job.streams if job.asked else ():
                 metrics = stream.metrics or core.metrics_of(stream.request.id)
                 record.ended(stream, metrics, core.clock.now())
 

@@ -5,8 +5,10 @@
     ├── prefill                    to its first token
     └── decode                     to its last token
 
-A `traceparent` that came with the request makes the span a child of the caller's; the answer
-carries that of the span. OpenTelemetry's packages are an extra: `pip install 'trimaran[otel]'`.
+A `/v1/realtime` session has one such span from its beginning to its end, with the phases of all
+its answers. A `traceparent` that came with the request makes the span a child of the caller's;
+the answer carries that of the span. OpenTelemetry's packages are an extra: `pip install
+'trimaran[otel]'`.
 """
 
 from __future__ import annotations
@@ -38,6 +40,14 @@ def trace_id_of(traceparent: str | None) -> str | None:
     if found is None or traceparent is None or traceparent.startswith("ff"):
         return None
     return found[1] if found[1].strip("0") else None
+
+
+def operation_of(scope: Scope) -> str | None:
+    """The operation that a request or a session is; None for others, such as for metrics."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    if scope["type"] == "websocket":
+        return genai.SESSIONS.get(path)
+    return genai.OPERATIONS.get(path) if scope["method"] == "POST" else None
 
 
 class Traces:
@@ -94,9 +104,8 @@ class Traces:
         traced, such as for metrics."""
         from opentelemetry.trace import SpanKind
 
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        operation = genai.OPERATIONS.get(path)
-        if operation is None or scope["method"] != "POST":
+        operation = operation_of(scope)
+        if operation is None:
             return None
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
@@ -111,7 +120,7 @@ class Traces:
             attributes={
                 genai.OPERATION_NAME: operation,
                 genai.PROVIDER_NAME: genai.PROVIDER,
-                genai.HTTP_METHOD: scope["method"],
+                genai.HTTP_METHOD: scope.get("method", "GET"),
                 genai.URL_PATH: scope["path"],
                 genai.SERVER_PORT: self._port,
                 genai.REQUEST_ID: record.request_id,
@@ -125,7 +134,7 @@ class Traces:
 
     def end(self, span: Span, record: Record, status: int) -> None:
         """The request has been answered, or its client has left (`status` 0 or 499)."""
-        from opentelemetry.trace import Status, StatusCode, set_span_in_context
+        from opentelemetry.trace import Status, StatusCode
 
         end = record.began_ns + round(record.seconds * 1e9)
         if span.is_recording():
@@ -135,29 +144,36 @@ class Traces:
                 span.update_name(f"{operation} {record.model}")
             if status:
                 span.set_attribute(genai.HTTP_STATUS, status)
-            error = _error_type(record, status)
+            error = record.error_type(status)
             if error is not None:
                 span.set_attribute(genai.ERROR_TYPE, error)
                 if status >= 500 or error == "request_failed":
                     span.set_status(Status(StatusCode.ERROR))
             for part in record.parts:
-                if part.first_token is not None:
-                    span.add_event(
-                        genai.FIRST_TOKEN,
-                        {genai.REQUEST_ID: part.request_id},
-                        record.nanoseconds(part.first_token),
-                    )
-            context = set_span_in_context(span)
-            for part in record.parts:
-                for phase in part.phases:
-                    child = self._tracer.start_span(
-                        phase.name,
-                        context=context,
-                        start_time=record.nanoseconds(phase.begin),
-                        attributes=_of_phase(phase.name, part, record),
-                    )
-                    child.end(record.nanoseconds(phase.end))
+                self.add(span, record, part)
         span.end(end)
+
+    def add(self, span: Span, record: Record, part: Part) -> None:
+        """Part of a request, or of a session, has ended: its phases become children."""
+        from opentelemetry.trace import set_span_in_context
+
+        if not span.is_recording():
+            return
+        if part.first_token is not None:
+            span.add_event(
+                genai.FIRST_TOKEN,
+                {genai.REQUEST_ID: part.request_id},
+                record.nanoseconds(part.first_token),
+            )
+        context = set_span_in_context(span)
+        for phase in part.phases:
+            child = self._tracer.start_span(
+                phase.name,
+                context=context,
+                start_time=record.nanoseconds(phase.begin),
+                attributes=_of_phase(phase.name, part, record),
+            )
+            child.end(record.nanoseconds(phase.end))
 
 
 def _attributes(record: Record) -> dict[str, Any]:
@@ -185,9 +201,9 @@ def _attributes(record: Record) -> dict[str, Any]:
     ):
         if f"{phase}_seconds" in facts:
             found[attribute] = facts[f"{phase}_seconds"]
-    firsts = [p.first_token - p.phases[0].begin for p in record.parts if p.first_token is not None]
-    if firsts:
-        found[genai.TIME_TO_FIRST_TOKEN] = max(firsts)
+    first = record.time_to_first_token
+    if first is not None:
+        found[genai.TIME_TO_FIRST_TOKEN] = first
     found[genai.E2E] = record.seconds
     return found
 
@@ -203,14 +219,3 @@ def _of_phase(name: str, part: Part, record: Record) -> Mapping[str, Any]:
     elif name == genai.DECODE:
         found |= {genai.OUTPUT_TOKENS: part.output_tokens, genai.PREEMPTIONS: part.preemptions}
     return found
-
-
-def _error_type(record: Record, status: int) -> str | None:
-    if status in (0, 499):
-        return "client_disconnected"
-    if status >= 400:
-        return str(status)
-    reasons = {part.finish_reason for part in record.parts}
-    if "error" in reasons:
-        return "request_failed"
-    return "client_disconnected" if "abort" in reasons else None

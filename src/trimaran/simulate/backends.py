@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import VirtualClock
+from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32, Sampler, SamplingBatch, Scores
 from trimaran.core.step_plan import StepPlan
 from trimaran.models.layer_groups import LayerGroup
@@ -88,7 +89,7 @@ class SimulatedBackend:
     def write_blocks(self, blocks: Int32, data: Bytes) -> None:
         raise NotImplementedError("a simulated cache has no contents")
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         self._clock.advance(self._cost(plan))
         return np.broadcast_to(np.float32(0), (len(plan.logit_rows), self._vocab_size))
 
@@ -128,8 +129,8 @@ class PacedBackend(SimulatedBackend):
     def write_blocks(self, blocks: Int32, data: Bytes) -> None:
         self._real.write_blocks(blocks, data)
 
-    def run(self, plan: StepPlan) -> Float32:
-        logits = self._real.run(plan)
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
+        logits = self._real.run(plan, pooled)
         self._clock.advance(self._cost(plan))
         return logits
 

@@ -15,6 +15,7 @@ from trimaran.compute.native.sampler import NativeSampler
 from trimaran.compute.processors import usable_processors
 from trimaran.core.config import ACTIVATIONS, KV_FORMATS
 from trimaran.core.errors import BackendError, CapacityError
+from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
 from trimaran.models.layer_groups import LayerGroup, layer_groups
@@ -174,7 +175,7 @@ class NativeBackend:
     def write_blocks(self, blocks: Int32, data: Bytes) -> None:
         _copy_blocks(self._open().write_blocks, blocks, data)
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         executor = self._open()
         try:
             return executor.run(
@@ -187,12 +188,14 @@ class NativeBackend:
                 plan.logit_rows,
                 plan.copies,
                 [(tables.slots, tables.block_tables, tables.copies) for tables in plan.more],
+                None if pooled is None else (pooled.rows, pooled.sums),
             )
         except ValueError as error:
             raise BackendError(str(error)) from None
         except TypeError:
             raise BackendError(
-                "step plan: an array isn't C-contiguous int32 of the dimensions of StepPlan"
+                "step plan: an array isn't C-contiguous int32 of the dimensions of StepPlan, or"
+                " rows and sums to pool aren't as in PooledRows"
             ) from None
         except MemoryError:
             raise BackendError(

@@ -12,6 +12,7 @@ from trimaran.compute.backend import Bytes, Int32, blocks_by_group, no_memory
 from trimaran.compute.reference.ops import Array, PagedKV, ReferenceOps, by_group
 from trimaran.compute.reference.sampler import ReferenceSampler
 from trimaran.core.errors import BackendError
+from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.step_plan import StepPlan
 from trimaran.models.layer_groups import LayerGroup, layer_groups
@@ -105,7 +106,7 @@ class ReferenceBackend:
             )
         return self._caches[0]
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         if not self._caches:
             raise BackendError("the KV cache was not allocated; call allocate_cache first")
         tables = by_group(plan, len(self._caches))
@@ -114,6 +115,10 @@ class ReferenceBackend:
                 cache.copy_blocks(source, target)
         ops = ReferenceOps(plan, tables, self._caches, self._values)
         logits: Array = self._model.forward(ops, Batch(plan.tokens, plan.positions))  # type: ignore[arg-type]
+        if pooled is not None:
+            for (first, end), sums in zip(pooled.rows, pooled.sums, strict=True):
+                for row in ops.hidden[first:end]:
+                    sums += row
         return logits
 
     def close(self) -> None:

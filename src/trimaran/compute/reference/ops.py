@@ -116,7 +116,13 @@ def by_group(plan: StepPlan, groups: int) -> list[GroupTables]:
 
 
 class ReferenceOps:
-    """Executes `Ops` at once for one step."""
+    """Executes `Ops` at once for one step.
+
+    Attributes:
+        hidden: [T, width] what the logits were made of, once they were.
+    """
+
+    hidden: Array
 
     def __init__(
         self,
@@ -201,4 +207,5 @@ class ReferenceOps:
         return x + y
 
     def logits(self, x: Array, weight: Weight) -> Array:
+        self.hidden = x
         return self.linear(x[self._plan.logit_rows], weight)

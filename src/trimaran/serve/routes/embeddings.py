@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,82 +12,119 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trimaran.engine.encoder_core import Vector
-from trimaran.engine.encoder_engine import EncoderEngine, EncoderStream
+from trimaran.core.outputs import Vector
+from trimaran.core.pooling import POOLINGS
+from trimaran.engine.pooling import normalized
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.serve import sse
 from trimaran.serve.errors import ApiError, timed_out, unsupported
 from trimaran.serve.routes import context
 from trimaran.serve.schema.embeddings import EmbeddingRequest
 from trimaran.serve.service import Service, prompts_of
+from trimaran.serve.vectors import encoded, pooled
 
 router = APIRouter()
+
+_LETTERS = 12  # of a number in JSON, about
 
 
 @router.post("/v1/embeddings", tags=["OpenAI"])
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-    """A vector for each text, where the model is an encoder."""
+    """A vector for each text: an encoder's, or the pooled rows of a model that generates."""
     service = context.service(request)
     model = service.check_model(body.model)
-    encoder = _encoder(service, body)
-    texts = prompts_of(body.input)
-    service.admit(1, 1)
-    prompts = await service.encode_all(texts, add_special_tokens=body.add_special_tokens)
-    longest = _longest(body, encoder)
-    if longest is not None:
-        prompts = [_cut(ids, longest, body, encoder.core.tokenizer) for ids in prompts]
-    name = context.request_id(request, body.request_id)
-    with service.encode_texts(prompts, name, priority=body.priority) as streams:
-        seconds = service.config.request_timeout
-        try:
-            async with asyncio.timeout(seconds):
-                vectors = await sse.unless_gone(request.receive, _all(streams))
-        except TimeoutError:
-            raise timed_out(round(seconds)) from None
-    tokens = sum(map(len, prompts))
-    return context.Json(
-        {
-            "object": "list",
-            "model": model,
-            "data": [
-                {"object": "embedding", "index": i, "embedding": _shown(vector, body)}
-                for i, vector in enumerate(vectors)
-            ],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-    )
-
-
-def _encoder(service: Service, body: EmbeddingRequest) -> EncoderEngine:
-    encoder = service.loaded.encoder
-    if encoder is None:
-        pooling = "" if body.pooling is None else "; pooling its last layer isn't supported yet"
+    pooling = _pooling(service, body)
+    core = service.loaded.either.core
+    if body.dimensions is not None and body.dimensions > core.model.hidden_size:
         raise ApiError(
             400,
-            f"the model '{service.names[0]}' generates text and makes no embeddings{pooling};"
-            " serve an encoder, such as all-MiniLM-L6-v2",
-            param="model" if body.pooling is None else "pooling",
-            code="model_not_an_encoder",
-        )
-    own = encoder.core.model
-    if body.pooling not in (None, own.pooling):
-        raise unsupported("pooling", f"is '{body.pooling}'; this model's is '{own.pooling}'")
-    if body.dimensions is not None and body.dimensions > own.hidden_size:
-        raise ApiError(
-            400,
-            f"dimensions is {body.dimensions}; this model's vectors have {own.hidden_size}",
+            f"dimensions is {body.dimensions}; this model's vectors have {core.model.hidden_size}",
             param="dimensions",
             code="invalid_value",
         )
-    return encoder
+    service.admit(1, 1)
+    prompts = await service.encode_all(
+        prompts_of(body.input), add_special_tokens=body.add_special_tokens
+    )
+    longest = _longest(body, core.tokenizer, core.max_model_len)
+    if longest is not None:
+        prompts = [_cut(ids, longest, body, core.tokenizer) for ids in prompts]
+    name, seconds = context.request_id(request, body.request_id), service.config.request_timeout
+    if service.loaded.encoder is not None:
+        work = encoded(service, prompts, name, priority=body.priority)
+    else:
+        work = pooled(
+            service, prompts, pooling, name, priority=body.priority, cache_salt=body.cache_salt
+        )
+    try:
+        async with asyncio.timeout(seconds):
+            vectors = await sse.unless_gone(request.receive, work)
+    except TimeoutError:
+        raise timed_out(round(seconds)) from None
+    unit, tokens = _has_length_one(service, body), sum(map(len, prompts))
+    numbers = sum(map(len, vectors))
+    content = await service.aside(
+        lambda: _content(model, [_shown(vector, body, unit) for vector in vectors], tokens),
+        numbers * _LETTERS,
+    )
+    return Response(content, media_type="application/json")
 
 
-def _longest(body: EmbeddingRequest, encoder: EncoderEngine) -> int | None:
+def _content(model: str, shown: Sequence[str | list[float]], tokens: int) -> bytes:
+    """The answer, vector by vector: one call for thousands would hold up all other threads."""
+    data = ",".join(
+        json.dumps({"object": "embedding", "index": i, "embedding": each}, separators=(",", ":"))
+        for i, each in enumerate(shown)
+    )
+    usage = json.dumps({"prompt_tokens": tokens, "total_tokens": tokens})
+    return (
+        f'{{"object":"list","model":{json.dumps(model)},"data":[{data}],"usage":{usage}}}'.encode()
+    )
+
+
+def _pooling(service: Service, body: EmbeddingRequest) -> str:
+    """How the texts are pooled.
+
+    Raises:
+        ApiError: 400, nobody has said, or not so by this model.
+    """
+    encoder = service.loaded.encoder
+    if encoder is None:
+        pooling = body.pooling or service.config.pooling
+        if pooling is None:
+            raise ApiError(
+                400,
+                f"the model '{service.names[0]}' generates text and is no encoder; say how to pool"
+                " its rows ('pooling': 'mean' or 'last', or the server's --pooling), or serve an"
+                " encoder, such as all-MiniLM-L6-v2",
+                param="pooling",
+                code="model_not_an_encoder",
+            )
+        if pooling not in POOLINGS:
+            known = " or ".join(f"'{each}'" for each in POOLINGS)
+            raise unsupported("pooling", f"is '{pooling}'; give {known}")
+        return pooling
+    own = encoder.core.model
+    if body.pooling not in (None, own.pooling):
+        raise unsupported("pooling", f"is '{body.pooling}'; this model's is '{own.pooling}'")
+    if own.normalize and body.normalize is False:
+        raise unsupported("normalize", "is false; this model's vectors always have length 1")
+    return own.pooling
+
+
+def _has_length_one(service: Service, body: EmbeddingRequest) -> bool:
+    """Whether vectors are to be given the length 1 (and have it not yet)."""
+    if service.loaded.encoder is not None:
+        return bool(body.normalize)
+    return body.normalize is not False
+
+
+def _longest(body: EmbeddingRequest, tokenizer: Tokenizer, most: int) -> int | None:
     """Tokens to which texts are cut; None: they aren't."""
-    wanted, most = body.truncate_prompt_tokens, encoder.core.max_model_len
+    wanted = body.truncate_prompt_tokens
     if wanted is None or wanted == -1:
         return None if wanted is None else most
-    around = len(encoder.core.tokenizer.prefix) + len(encoder.core.tokenizer.suffix)
+    around = len(tokenizer.prefix) + len(tokenizer.suffix)
     if not around < wanted <= most:
         raise ApiError(
             400,
@@ -105,14 +143,12 @@ def _cut(ids: list[int], longest: int, body: EmbeddingRequest, tokenizer: Tokeni
     return ids[: longest - len(suffix)] + suffix
 
 
-async def _all(streams: Sequence[EncoderStream]) -> list[Vector]:
-    return await asyncio.gather(*(stream.vector() for stream in streams))
-
-
-def _shown(vector: Vector, body: EmbeddingRequest) -> str | list[float]:
+def _shown(vector: Vector, body: EmbeddingRequest, unit: bool) -> str | list[float]:
     if body.dimensions is not None and body.dimensions < len(vector):
         vector = vector[: body.dimensions]
-        vector = vector / max(float(np.sqrt(np.dot(vector, vector))), 1e-12)
+        unit = unit or body.normalize is not False
+    if unit:
+        vector = normalized(vector)
     if body.encoding_format == "base64":
         return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()
     found: list[float] = vector.tolist()

@@ -15,6 +15,7 @@ from trimaran.core.errors import TrimaranError
 from trimaran.serve.errors import ApiError, unavailable
 from trimaran.serve.middleware import access
 from trimaran.serve.realtime import RealtimeSession
+from trimaran.serve.record import current
 from trimaran.serve.service import Phase, Service
 from trimaran.serve.sse import told
 
@@ -75,7 +76,9 @@ class _Connection:
         path = str(self._socket.scope["raw_path"], "ascii", "backslashreplace")
         about = {"request_id": name, "method": "WEBSOCKET", "path": path, "status": 101}
         client = self._socket.client.host if self._socket.client else ""
-        more = {"seconds": round(seconds, 6), "client": client}
+        more: dict[str, Any] = {"seconds": round(seconds, 6), "client": client}
+        if (record := current.get()) is not None:
+            more["engine"] = record.facts()
         access.info("%s %s %s", "WEBSOCKET", path, "ended", extra=about | more)
 
     async def _events(self, session: RealtimeSession) -> None:

@@ -26,6 +26,8 @@ class EmbeddingRequest(Body):
     truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=2**31)
     add_special_tokens: bool = True
     pooling: str | None = Field(None, max_length=64)
+    normalize: bool | None = None
     priority: int = Field(0, ge=-(2**31), lt=2**31)
+    cache_salt: str = Field("", max_length=1024)
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
     user: str | None = Field(None, max_length=1024)

@@ -206,7 +206,21 @@ std::shared_ptr<const Memory> Executor::run(const Step& step) {
   prepare_step(step);
   pool_->share([](void* self, int thread) { static_cast<Executor*>(self)->work(thread); }, this);
   if (failed_) std::rethrow_exception(error_);
+  add_pooled(step.pooled);
   return logits_;
+}
+
+// One row after the other, so that it makes no difference how many of them a step has.
+void Executor::add_pooled(const PooledRows& pooled) const {
+  if (pooled.count == 0) return;
+  const int hidden = program_->hidden(), width = program_->buffers()[hidden].width;
+  for (int i = 0; i < pooled.count; ++i) {
+    double* sums = pooled.sums + static_cast<std::size_t>(i) * width;
+    for (int row = pooled.rows[2 * i]; row < pooled.rows[2 * i + 1]; ++row) {
+      const float* values = row_of(hidden, row);
+      for (int k = 0; k < width; ++k) sums[k] += values[k];
+    }
+  }
 }
 
 // Sizes what depends on the step, and cuts its attention.

@@ -52,8 +52,8 @@ class Executor {
   void write_blocks(const std::int32_t* blocks, int count, const std::uint8_t* data);
 
   // Runs a step; returns [logit_rows][vocabulary] in memory that the next call may overwrite
-  // but doesn't free while somebody holds it. Throws std::invalid_argument for an unsound
-  // plan, before anything is written.
+  // but doesn't free while somebody holds it. Rows to be pooled are added to their sums at the
+  // end. Throws std::invalid_argument for an unsound plan, before anything is written.
   std::shared_ptr<const Memory> run(const Step& step);
 
   // Seconds that thread 0 spent in each phase since timing was switched on, with names.
@@ -98,6 +98,7 @@ class Executor {
   void make_phases();
   void take_buffers(bool eight_bits);
   void prepare_step(const Step& step);
+  void add_pooled(const PooledRows& pooled) const;
   void work(int thread);
   void fail();
   int units(const Phase& phase) const;

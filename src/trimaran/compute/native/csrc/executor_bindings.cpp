@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -7,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -25,6 +27,9 @@ template <int Dimensions>
 using Ints = nb::ndarray<const std::int32_t, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 // Slots, block tables and copies of a group of layers.
 using Tables = std::tuple<Ints<1>, Ints<2>, Ints<2>>;
+// Rows [count, 2], and sums [count, width of the hidden rows]
+using Pooled =
+    std::tuple<Ints<2>, nb::ndarray<double, nb::ndim<2>, nb::c_contig, nb::device::cpu>>;
 // [count, bytes of a block]
 using BlockBytes = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using BlockBuffer = nb::ndarray<std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -66,6 +71,7 @@ class StepRunner {
   StepRunner(std::shared_ptr<const Program> program, const std::string& isa, int threads,
              int max_rows, const std::string& kv, const std::string& activations)
       : width_(program->buffers().at(program->logits()).width),
+        hidden_(program->hidden() < 0 ? 0 : program->buffers().at(program->hidden()).width),
         executor_(std::move(program), isa_from_name(isa), threads, max_rows, kv_from_name(kv),
                   eight_bits(activations)) {}
 
@@ -73,9 +79,10 @@ class StepRunner {
   const Executor& executor() const { return executor_; }
 
   // `more`: what slots, block_tables and copies are for the groups of layers after the first.
+  // `pooled`: as PooledRows.
   Logits run(Ints<1> tokens, Ints<1> positions, Ints<1> slots, Ints<1> row_starts,
              Ints<1> contexts, Ints<2> block_tables, Ints<1> logit_rows, Ints<2> copies,
-             const std::vector<Tables>& more) {
+             const std::vector<Tables>& more, const std::optional<Pooled>& pooled) {
     expect_length("positions", positions.size(), tokens.size());
     expect_length("row_starts", row_starts.size(), contexts.size() + 1);
     Step step;
@@ -89,6 +96,7 @@ class StepRunner {
     step.logit_row = logit_rows.data();
     add_tables(step, {slots, block_tables, copies});
     for (const Tables& tables : more) add_tables(step, tables);
+    if (pooled) step.pooled = pooled_rows(*pooled);
     std::shared_ptr<const Memory> memory;
     {
       nb::gil_scoped_release released;
@@ -127,6 +135,15 @@ class StepRunner {
     step.tables.push_back(tables);
   }
 
+  PooledRows pooled_rows(const Pooled& given) const {
+    const auto& [rows, sums] = given;
+    expect_length("pooled", rows.size(), 2 * rows.shape(0));
+    expect_length("sums", sums.shape(0), rows.shape(0));
+    if (hidden_ == 0) throw std::invalid_argument("step plan: the model has no rows to pool");
+    expect_length("a row of sums", sums.shape(1), hidden_);
+    return {static_cast<int>(rows.shape(0)), rows.data(), sums.data()};
+  }
+
   void expect_blocks(std::size_t blocks, std::size_t rows, std::size_t bytes) const {
     if (blocks != rows || bytes != executor_.block_bytes())
       throw std::invalid_argument("bytes [" + std::to_string(rows) + ", " + std::to_string(bytes) +
@@ -135,6 +152,7 @@ class StepRunner {
   }
 
   const int width_;
+  const int hidden_;  // elements of a row that can be pooled
   Executor executor_;
 };
 
@@ -171,7 +189,7 @@ void bind_executor(nb::module_& module) {
       .def("run", &StepRunner::run, "tokens"_a.noconvert(), "positions"_a.noconvert(),
            "slots"_a.noconvert(), "row_starts"_a.noconvert(), "contexts"_a.noconvert(),
            "block_tables"_a.noconvert(), "logit_rows"_a.noconvert(), "copies"_a.noconvert(),
-           "more"_a = std::vector<Tables>())
+           "more"_a = std::vector<Tables>(), "pooled"_a.noconvert() = nb::none())
       .def("read_blocks", &StepRunner::read_blocks, "blocks"_a.noconvert(), "out"_a.noconvert())
       .def("write_blocks", &StepRunner::write_blocks, "blocks"_a.noconvert(),
            "data"_a.noconvert())

@@ -201,10 +201,25 @@ void Program::finish(int logits) {
     if (instruction.direct_output && buffers_[out].width > widest_input_)
       refuse("an output for a linear layer is wider than the input of any");
   }
+  find_hidden();
   // What a step returns is contiguous.
   buffers_[logits].stride = buffers_[logits].width;
   group_layers();
   logits_ = logits;
+}
+
+// Nothing may follow what gathers the rows that could write over them.
+void Program::find_hidden() {
+  int gathered = 0, later = 0;
+  for (const Instruction& instruction : instructions_) {
+    if (instruction.op == Op::kGather) {
+      hidden_ = instruction.a;
+      ++gathered;
+    } else if (gathered > 0 && instruction.space == Space::kTokens) {
+      ++later;
+    }
+  }
+  if (gathered != 1 || later > 0) hidden_ = -1;
 }
 
 void Program::group_layers() {

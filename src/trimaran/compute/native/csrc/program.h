@@ -104,6 +104,9 @@ class Program {
   const std::vector<Instruction>& instructions() const { return instructions_; }
   const std::vector<Buffer>& buffers() const { return buffers_; }
   int logits() const { return logits_; }
+  // What the logits are made of: rows after the final norm, one a row of the step, which
+  // nothing writes over. Or -1, where a program has none.
+  int hidden() const { return hidden_; }
   int vocabulary() const { return vocabulary_; }  // tokens that `embed` knows
   int layers() const { return layers_; }
   // By window, ascending: first the layers that see all. Once finished.
@@ -118,13 +121,14 @@ class Program {
   void expect_space(int buffer, Space space) const;
   void push(Instruction instruction);
   void gate(Op op, int out, int gate, int up);
+  void find_hidden();
   void group_layers();
 
   std::vector<Instruction> instructions_;
   std::vector<Buffer> buffers_;
   AttentionShape cache_shape_;
   std::vector<LayerGroup> groups_;
-  int logits_ = -1, vocabulary_ = 0, layers_ = 0, widest_input_ = 0;
+  int logits_ = -1, hidden_ = -1, vocabulary_ = 0, layers_ = 0, widest_input_ = 0;
 };
 
 }  // namespace trimaran

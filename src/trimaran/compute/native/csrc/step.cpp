@@ -51,6 +51,15 @@ void check_tables(const Step& step, const StepTables& tables, int block_size,
                "it must be a block of the cache");
 }
 
+void check_pooled(const Step& step) {
+  const PooledRows& pooled = step.pooled;
+  expect_below("pooled", pooled.rows, 2 * pooled.count, step.rows + 1,
+               "it must be a row of the step");
+  for (int i = 0; i < pooled.count; ++i)
+    if (pooled.rows[2 * i] > pooled.rows[2 * i + 1])
+      refuse("pooled", 2 * i + 1, pooled.rows[2 * i + 1], "it must not be before the first row");
+}
+
 }  // namespace
 
 void check_step(const Step& step, const StepLimits& limits,
@@ -71,6 +80,7 @@ void check_step(const Step& step, const StepLimits& limits,
                "it must be a row of the step");
   if (step.logit_rows > step.rows)
     throw std::invalid_argument("step plan: more logit_rows than rows");
+  check_pooled(step);
   if (step.tables.size() != 1 && step.tables.size() != groups.size())
     throw std::invalid_argument("step plan: block tables for " +
                                 std::to_string(step.tables.size()) + " groups of layers, not " +

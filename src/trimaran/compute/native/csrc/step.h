@@ -14,6 +14,13 @@ struct StepTables {
   const std::int32_t* copy_pairs = nullptr;    // [copies][2]
 };
 
+// Rows whose hidden values (Program::hidden) are added up, row after row.
+struct PooledRows {
+  int count = 0;
+  const std::int32_t* rows = nullptr;  // [count][2]: the first, and the one after the last
+  double* sums = nullptr;              // [count][width]: to which they are added
+};
+
 struct Step {
   int rows = 0, sequences = 0, logit_rows = 0;
   const std::int32_t* tokens = nullptr;      // [rows]
@@ -23,6 +30,7 @@ struct Step {
   const std::int32_t* logit_row = nullptr;   // [logit_rows]
   // One for each group of layers, or one for all of them.
   std::vector<StepTables> tables;
+  PooledRows pooled;
 
   const StepTables& of_group(int group) const { return tables[tables.size() > 1 ? group : 0]; }
 };
