@@ -193,8 +193,8 @@ static inline void store_words(__m512i q, std::int8_t* words) {
 static inline void quantize_step(V16 first, V16 second, V16 inverse, const QuantRows& rows,
                                  std::size_t at, std::size_t index, std::int32_t* sums) {
   __m128i high[2], low[2];
-  store_words(split_lanes(first, inverse, high[0], low[0]), rows.words + at);
-  store_words(split_lanes(second, inverse, high[1], low[1]), rows.words + at + kStep);
+  const __m512i q[2] = {split_lanes(first, inverse, high[0], low[0]),
+                        split_lanes(second, inverse, high[1], low[1])};
   const __m256i highs = _mm256_set_m128i(high[1], high[0]);
   const __m256i lows = _mm256_set_m128i(low[1], low[0]);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows.planes + at), highs);
@@ -214,6 +214,9 @@ static inline void quantize_step(V16 first, V16 second, V16 inverse, const Quant
   const auto low_sum = [](std::int64_t both) { return static_cast<std::int32_t>(both >> 32); };
   sums[0] = 16 * static_cast<std::int32_t>(begin) + low_sum(begin);
   sums[1] = 16 * static_cast<std::int32_t>(end) + low_sum(end);
+  if (rows.words == nullptr) return;
+  store_words(q[0], rows.words + at);
+  store_words(q[1], rows.words + at + kStep);
   rows.starts[index] = 8 * (low_sum(begin) + low_sum(end)) - 1792;
   rows.sums8[index] = 8 * (sums[0] + sums[1]);
 }

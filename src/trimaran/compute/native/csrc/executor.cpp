@@ -447,7 +447,7 @@ void Executor::run_row(const Instruction& op, int row) {
       break;
     case Op::kPrepare: {
       const int width = buffers[op.a].width;
-      if (op.integers) tier_.quantize(input(op.a), width, quant_, row);
+      if (op.integers) tier_.quantize(input(op.a), width, quant_of(op.space), row);
       if (op.bf16) tier_.to_bf16(input(op.a), width, bf16_[0], row);
       break;
     }
@@ -481,7 +481,7 @@ void Executor::run_linear(const Phase& phase, int unit, int thread) {
   const int row_begin = unit / grid.block_chunks * kTaskRows;
   int begin = unit % grid.block_chunks * grid.blocks, end = begin + grid.blocks;
   for (std::size_t i = op.gated ? 1 : 0; i < op.parts.size(); ++i) {
-    LinearTask task = task_of(op.parts[i]);
+    LinearTask task = task_of(op.parts[i], phase.space);
     const int own = task.weight->blocks();
     if (op.gated) {
       const LinearPart& gate = op.parts[0];
@@ -502,10 +502,17 @@ void Executor::run_linear(const Phase& phase, int unit, int thread) {
   }
 }
 
-LinearTask Executor::task_of(const LinearPart& part) const {
+// What other cores wrote is dear to write again, so few rows leave out what only many need.
+QuantRows Executor::quant_of(Space space) const {
+  QuantRows rows = quant_;
+  if (rows_of(space) < kLeastPairedRows) rows.words = nullptr;
+  return rows;
+}
+
+LinearTask Executor::task_of(const LinearPart& part, Space space) const {
   const std::vector<Buffer>& buffers = program_->buffers();
   LinearTask task;
-  task.quant = quant_;
+  task.quant = quant_of(space);
   task.weight = &part.weight->view();
   task.out = buffers_[part.out];
   task.out_stride = buffers[part.out].stride;

@@ -110,7 +110,8 @@ class Executor {
   void run_row(const Instruction& instruction, int row);
   LinearGrid linear_grid(const Phase& phase) const;
   void run_linear(const Phase& phase, int unit, int thread);
-  LinearTask task_of(const LinearPart& part) const;
+  QuantRows quant_of(Space space) const;
+  LinearTask task_of(const LinearPart& part, Space space) const;
   // Starts fetching the weights that a thread reads next, in the phases after `phase`.
   void fetch_ahead(std::size_t phase, int thread) const;
   AttentionArgs attention_args(const Instruction& instruction) const;

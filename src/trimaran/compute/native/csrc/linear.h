@@ -60,6 +60,8 @@ constexpr float kActivationMax = 2032.0f, kGroupedMax = 127.0f;
 constexpr int kRowPad = 16;
 // Rows of one task at most; tasks start at multiples of it.
 constexpr int kTaskRows = 256;
+// Fewer rows than that don't go by pairs of outputs: unpacking those would take too long.
+constexpr int kLeastPairedRows = 12;
 
 enum class Codes : std::int32_t { kU4, kU8, kBf16, kS4, kS8, kU6 };
 
@@ -134,7 +136,7 @@ struct QuantRows {
   std::int32_t* sums32 = nullptr;  // [T][S]
   float* sums32f = nullptr;        // the same as [T / 16][S][16]
   float* scales = nullptr;         // [T] max|x| / 2032; NaN if the row has a NaN or infinity
-  // For linear_pairs.h, on the tiers that have it:
+  // For linear_pairs.h, on the tiers that have it; null where there are too few rows:
   std::int8_t* words = nullptr;    // as above: q in 16 bits, by fours in the order 0 2 1 3
   std::int32_t* starts = nullptr;  // [T / 16][S][16] 8 * sums of lo - 1792
   std::int32_t* sums8 = nullptr;   // [T / 16][S][16] 8 * sums of q

@@ -26,8 +26,7 @@
 
 namespace trimaran::TRIMARAN_TIER {
 
-constexpr int kPairRows = 8;          // in hand
-constexpr int kLeastPairedRows = 12;  // with fewer, unpacking takes too long
+constexpr int kPairRows = 8;  // in hand
 constexpr int kPairStepBytes = 8 * 3 * 64;
 // Steps that are unpacked at once, and rows that use them, so that both stay in the
 // second-level cache.
@@ -208,7 +207,7 @@ static void linear_pair(const LinearTask& task, int block, int row, int rows) {
 static inline bool takes_pairs(const LinearTask& task) {
   const LinearView& weight = *task.weight;
   return weight.codes == Codes::kU4 && (weight.mins || weight.offset == 8) &&
-         task.row_end - task.row_begin >= kLeastPairedRows;
+         task.quant.words != nullptr && task.row_end - task.row_begin >= kLeastPairedRows;
 }
 
 static void linear_pairs(const LinearTask& task) {
