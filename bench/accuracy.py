@@ -1,7 +1,7 @@
 """How far each precision is from float32: the figures of docs/accuracy.md.
 
-    python bench/accuracy.py [--weights bf16,int8,as-is] [--kv bf16,int8] [--isa auto]
-        [--threads 2] [--peer]
+    python bench/accuracy.py [--weights bf16,int8,as-is] [--kv bf16,int8]
+        [--activations auto,int8] [--isa auto] [--threads 2] [--peer]
 
 The oracle is llama.cpp in float32 on the dequantised weights of the default model
 (`tests/oracle`); it and the engine read the same texts, some thousand tokens, and the
@@ -41,7 +41,8 @@ def ask_oracle(path: Path) -> dict[str, tuple[list[int], Distributions]]:
             answers = {}
             for name, text in texts().items():
                 ids = oracle.tokenize(text, parse_special=True)
-                answers[name] = (ids, Distributions.of(oracle.logits(ids)))
+                pieces = map(Distributions.of, oracle.pieces(ids))
+                answers[name] = (ids, Distributions.join(pieces))
             return answers
 
 
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="name or path of a GGUF model")
     parser.add_argument("--weights", default="bf16,int8,as-is")
     parser.add_argument("--kv", default="bf16")
+    parser.add_argument("--activations", default="auto")
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--peer", action="store_true")
@@ -87,11 +89,18 @@ def main() -> None:
     answers = ask_oracle(path)
     print("| arithmetic | text | positions | greedy equal | KL mean | KL 99 % | KL largest |")
     print("|---|---|---|---|---|---|---|")
-    for weights, kv in product(args.weights.split(","), args.kv.split(",")):
+    choices = (args.weights, args.kv, args.activations)
+    for weights, kv, activations in product(*(choice.split(",") for choice in choices)):
         config = EngineConfig(
-            backend="native", weights=weights, kv=kv, isa=args.isa, threads=args.threads
+            backend="native",
+            weights=weights,
+            kv=kv,
+            activations=activations,
+            isa=args.isa,
+            threads=args.threads,
         )
-        print(*rows(f"native {weights}, KV {kv}", ours(path, config, answers)), sep="\n")
+        name = f"native {weights}, KV {kv}, activations {activations}"
+        print(*rows(name, ours(path, config, answers)), sep="\n", flush=True)
     if args.peer:
         print(*rows("llama.cpp, file as it is", theirs(path, answers)), sep="\n")
 

@@ -1,7 +1,8 @@
-"""Perplexity on a text: each precision of weights and KV cache, beside llama.cpp's.
+"""Perplexity on a text: each precision of weights, KV cache and activations, beside llama.cpp's.
 
     python bench/perplexity.py TEXT [--model smollm2-135m] [--weights bf16,int8,int4,as-is]
-                               [--kv bf16,int8] [--window 512] [--windows 40] [--peer] [--float32]
+        [--kv bf16,int8] [--activations auto,int8] [--window 512] [--windows 40] [--peer]
+        [--float32]
 
 The text is cut into windows of --window tokens that don't overlap, of which --windows are
 taken, evenly spread. Each is read by itself, and the tokens of its second half are scored,
@@ -21,9 +22,8 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,30 +92,30 @@ def theirs(path: Path, windows: list[list[int]], kv_type: str, threads: int) -> 
         return mean_losses(windows, lambda ids: token_scores(peer.logits(ids)[:-1], ids[1:]))
 
 
-def measure(args: argparse.Namespace) -> Iterator[tuple[str, str, Float64]]:
-    """(weights, KV cache, losses by window) of each row."""
+def measure(args: argparse.Namespace) -> Iterator[tuple[str, Float64]]:
+    """(weights, KV cache and activations as cells of a row, losses by window) of each row."""
     path = Path(resolve(args.model))
     text = args.text.read_text(encoding="utf-8")
     ids = list(load_checkpoint(path).tokenizer().encode(text, add_special_tokens=False))
     windows = windows_of(ids, args.window, args.windows)
-    has_kv = "kv" in {field.name for field in fields(EngineConfig)}
-    for weights in args.weights.split(","):
-        for kv in args.kv.split(","):
-            options: dict[str, Any] = {"kv": kv} if has_kv else {}
-            if kv != "bf16" and not has_kv:
-                raise SystemExit(f"this engine has no KV cache in {kv}")
-            config = EngineConfig(
-                backend="native", weights=weights, threads=args.threads, **options
-            )
-            yield weights, kv, ours(path, config, windows)
+    choices = (args.weights, args.kv, args.activations)
+    for weights, kv, activations in product(*(choice.split(",") for choice in choices)):
+        config = EngineConfig(
+            backend="native",
+            weights=weights,
+            kv=kv,
+            activations=activations,
+            threads=args.threads,
+        )
+        yield f"{weights} | {kv} | {activations}", ours(path, config, windows)
     threads = args.threads or 2
     if args.peer:
-        yield "llama.cpp, file as it is", "f16", theirs(path, windows, "f16", threads)
+        yield "llama.cpp, file as it is | f16 | its own", theirs(path, windows, "f16", threads)
     if args.float32:
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "float32.gguf"
             write_float_gguf(path, target)
-            yield "llama.cpp, float32", "f32", theirs(target, windows, "f32", threads)
+            yield "llama.cpp, float32 | f32 | f32", theirs(target, windows, "f32", threads)
 
 
 def main() -> None:
@@ -126,22 +126,23 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help="name or path of a GGUF model")
     parser.add_argument("--weights", default="bf16,int8,int4,as-is")
     parser.add_argument("--kv", default="bf16,int8")
+    parser.add_argument("--activations", default="auto")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--windows", type=int, default=40)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--float32", action="store_true")
     args = parser.parse_args()
-    print("| weights | KV cache | perplexity | to the first row | ± |")
-    print("|---|---|---|---|---|")
+    print("| weights | KV cache | activations | perplexity | to the first row | ± |")
+    print("|---|---|---|---|---|---|")
     first: Float64 | None = None
-    for weights, kv, losses in measure(args):
+    for name, losses in measure(args):
         first = losses if first is None else first
         difference = losses - first
         error = difference.std(ddof=1) / math.sqrt(len(difference))
         change = math.expm1(difference.mean())
         print(
-            f"| {weights} | {kv} | {math.exp(losses.mean()):.3f} | {change:+.2%} | {error:.2%} |",
+            f"| {name} | {math.exp(losses.mean()):.3f} | {change:+.2%} | {error:.2%} |",
             flush=True,
         )
 

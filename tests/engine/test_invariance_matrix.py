@@ -178,9 +178,13 @@ def test_on_the_real_model(
 
 
 @pytest.mark.parametrize("isa", available_isas())
-def test_with_activations_in_8_bits(isa: str) -> None:
-    model = quantized_model("Q4_1", context_length=512)
-    case = Case(model, build(model, "as-is", isa), "int8", None, "int8")
+@pytest.mark.parametrize(
+    ("kind", "activations"),
+    [("Q4_1", "int8"), ("Q4_K", "int8"), ("Q6_K", "int8"), ("Q4_K", "auto"), ("Q6_K", "auto")],
+)
+def test_block_types_and_bits_of_activations(isa: str, kind: str, activations: str) -> None:
+    model = quantized_model(kind, context_length=512)
+    case = Case(model, build(model, "as-is", isa), "int8", None, activations)
     expected = case.alone()
     for threads, budget, prefix_cache, grouped in [(2, 37, True, True), (3, 2048, False, True)]:
         case.check(expected, prefix_cache, grouped, threads=threads, max_num_batched_tokens=budget)

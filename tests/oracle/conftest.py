@@ -18,7 +18,7 @@ def oracle_texts(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -
         write_float_gguf(smollm2_path, path)
         with LlamaCppOracle(path) as oracle:
             return [
-                OracleText(name, ids, Distributions.of(oracle.logits(ids)))
+                OracleText(name, ids, Distributions.join(map(Distributions.of, oracle.pieces(ids))))
                 for name, text in texts().items()
                 for ids in [oracle.tokenize(text, parse_special=True)]
             ]

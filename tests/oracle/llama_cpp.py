@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +33,9 @@ Int64 = npt.NDArray[np.int64]
 KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30}
 # Of enum llama_flash_attn_type.
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+CHUNK = 128
+"""Positions of one decode: their activations stay in a core's cache."""
 
 # Field: (offset, ctypes type, default) of llama_context_params.
 _CONTEXT_FIELDS: dict[str, tuple[int, type[ctypes._SimpleCData[int]], int]] = {
@@ -125,8 +129,14 @@ _SIGNATURES = {
 
 @functools.cache
 def _library() -> ctypes.CDLL:
+    # OpenMP reads it when it is loaded: threads that wait for one another on a machine that
+    # others use too sleep, and don't spin away the time that the last one needs.
+    passive = {"OMP_WAIT_POLICY": "passive"} if "OMP_WAIT_POLICY" not in os.environ else {}
+    os.environ.update(passive)
     import xllamacpp
 
+    for name in passive:
+        del os.environ[name]
     lib = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)
@@ -179,7 +189,7 @@ class LlamaCppOracle:
             raise RuntimeError(f"llama.cpp can't load {path}")
         self._vocab = lib.llama_model_get_vocab(self._model)
         self.vocab_size: int = lib.llama_vocab_n_tokens(self._vocab)
-        self._chunk = min(512, n_ctx)
+        self._chunk = min(CHUNK, n_ctx)
         params = lib.llama_context_default_params()
         wanted = {
             "n_ctx": n_ctx,
@@ -236,14 +246,18 @@ class LlamaCppOracle:
         Raises:
             ValueError: no tokens, or more than `n_ctx`.
         """
+        return np.concatenate([piece.copy() for piece in self.pieces(token_ids)])
+
+    def pieces(self, token_ids: Sequence[int]) -> Iterator[Float32]:
+        """The same some positions after others, [t, vocab]; each is overwritten by the next."""
         if not 1 <= len(token_ids) <= self.n_ctx:
             raise ValueError(f"{len(token_ids)} tokens; give 1 to {self.n_ctx}")
         self._clear()
-        out = np.empty((len(token_ids), self.vocab_size), np.float32)
+        out = np.empty((min(len(token_ids), self._chunk), self.vocab_size), np.float32)
         for start in range(0, len(token_ids), self._chunk):
             part = token_ids[start : start + self._chunk]
-            self._decode(part, start, out[start : start + len(part)])
-        return out
+            self._decode(part, start, out[: len(part)])
+            yield out[: len(part)]
 
     def top_logprobs(self, token_ids: Sequence[int], k: int) -> tuple[Int64, Float32]:
         """Of each position the `k` most likely next tokens.

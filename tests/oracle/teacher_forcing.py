@@ -6,7 +6,7 @@ make the rest differ, as it would in generated text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,15 @@ class Distributions:
         order = np.argsort(-np.take_along_axis(logits, ids, axis=1), axis=1, kind="stable")
         ids = np.take_along_axis(ids, order, axis=1)
         return cls(ids, _logprobs(logits, ids))
+
+    @classmethod
+    def join(cls, parts: Iterable[Distributions]) -> Distributions:
+        """Of the positions of each of `parts`, one after another."""
+        each = list(parts)
+        return cls(
+            np.concatenate([part.ids for part in each]),
+            np.concatenate([part.logprobs for part in each]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

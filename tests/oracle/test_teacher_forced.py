@@ -49,22 +49,24 @@ def test_reference(smollm2_path: Path, oracle_texts: list[OracleText]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "greedy", "mean_kl", "max_kl"),
+    ("weights", "activations", "greedy", "mean_kl", "max_kl"),
     [
-        pytest.param("bf16", 0.99, 1e-3, 0.05, id="bf16"),
-        pytest.param("int8", 0.97, 5e-3, 0.3, id="int8"),
-        pytest.param("as-is", 0.97, 5e-3, 0.3, id="as-is"),
+        pytest.param("bf16", "auto", 0.99, 1e-3, 0.05, id="bf16"),
+        pytest.param("int8", "auto", 0.97, 5e-3, 0.3, id="int8"),
+        pytest.param("as-is", "auto", 0.97, 5e-3, 0.3, id="as-is"),
+        pytest.param("as-is", "int8", 0.95, 6e-3, 0.3, id="activations"),
     ],
 )
 def test_native(
     smollm2_path: Path,
     oracle_texts: list[OracleText],
     weights: str,
+    activations: str,
     greedy: float,
     mean_kl: float,
     max_kl: float,
 ) -> None:
-    config = EngineConfig(backend="native", weights=weights, threads=2)
+    config = EngineConfig(backend="native", weights=weights, activations=activations, threads=2)
     agreement = measure(config, smollm2_path, oracle_texts)
     assert agreement.positions == sum(len(text.ids) for text in oracle_texts)
     assert agreement.greedy >= greedy

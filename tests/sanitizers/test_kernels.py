@@ -19,6 +19,8 @@ TESTS = (
     "tests/compute/test_sampling_properties.py",
     # Whole steps: either KV cache, pages that several sequences share, 1 to 4 threads.
     "tests/engine/test_invariance_matrix.py::test_every_way_to_the_same_tokens",
+    # ggml's K types, and activations in 8 bits.
+    "tests/engine/test_invariance_matrix.py::test_block_types_and_bits_of_activations",
 )
 
 OVERRUN = """

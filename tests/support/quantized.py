@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import gguf
@@ -10,11 +11,14 @@ import numpy.typing as npt
 from support.tiny import tiny_model
 
 from trimaran.models.model import Model
+from trimaran.models.rope import RopeSpec
 from trimaran.models.weight import Weight
 
 Array = npt.NDArray[np.float32]
 
 BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+# Those that gguf can't write, in blocks of 256: what random codes are, for scales about 1.
+K_TYPES = {"Q4_K": 320.0, "Q5_K": 650.0, "Q6_K": 1370.0}
 # Where the half-precision scales lie in a block.
 _SCALES = {
     "Q4_0": (0,),
@@ -74,9 +78,13 @@ class QuantizedStorage:
 
 
 def quantized_model(type_name: str, seed: int = 0, **changes: object) -> Model:
-    """The tiny model with its matrices rounded to `type_name`, one that gguf can write."""
-    dimensions = {"hidden_size": 64, "intermediate_size": 96} | changes
-    model = tiny_model(seed, **dimensions)
+    """The tiny model with its matrices rounded to `type_name`, or, of a K type, random codes
+    of about their size."""
+    dimensions: dict[str, object] = {"hidden_size": 64, "intermediate_size": 96}
+    if type_name in K_TYPES:
+        rope = RopeSpec(dim=64, theta=10000.0)
+        dimensions = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "rope": rope}
+    model = tiny_model(seed, **(dimensions | changes))
     weights = {
         name: weight if len(weight.shape) == 1 else _quantized(weight, type_name)
         for name, weight in model.weights.items()
@@ -96,6 +104,10 @@ def mixed_model(types: dict[str, str], seed: int = 0) -> Model:
 
 
 def _quantized(weight: Weight, type_name: str) -> Weight:
-    kind = gguf.GGMLQuantizationType[type_name]
-    rows = gguf.quantize(np.ascontiguousarray(weight.values()), kind)
+    values = np.ascontiguousarray(weight.values())
+    if type_name in K_TYPES:
+        scale = float(values.std()) / K_TYPES[type_name]
+        rows = random_rows(type_name, *weight.shape, zlib.crc32(weight.name.encode()), scale)
+    else:
+        rows = gguf.quantize(values, gguf.GGMLQuantizationType[type_name])
     return Weight(weight.name, weight.shape, QuantizedStorage(type_name, rows))

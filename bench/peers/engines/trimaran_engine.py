@@ -8,7 +8,7 @@ from typing import Any
 from peers.engines.base import Arrivals, Settings
 from trimaran import LLM, SamplingParams
 
-_OPTIONS = ("weights", "kv", "activations", "isa", "block_size")
+_OPTIONS = ("weights", "kv", "activations", "isa", "block_size", "index", "order")
 
 
 class TrimaranEngine:

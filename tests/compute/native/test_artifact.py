@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.builds import SoundBuild, build_file, load_build, read_header, signed
 from support.plans import Line, step
-from support.quantized import quantized_model
+from support.quantized import BLOCK_TYPES, quantized_model
 from support.tiny import tiny_model
 from support.tiny_windows import window_folder
 
@@ -83,7 +83,7 @@ def test_it_gives_the_same_bits(tmp_path: Path, isa: str, weights: str) -> None:
     np.testing.assert_array_equal(logits_of(read), logits_of(own))
 
 
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("type_name", BLOCK_TYPES)
 def test_every_block_type_gives_the_same_bits(tmp_path: Path, type_name: str) -> None:
     own = build(quantized_model(type_name), "as-is", "auto")
     write_build(tmp_path, own, SOURCE, {})

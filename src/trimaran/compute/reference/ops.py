@@ -82,6 +82,27 @@ class PagedKV:
         )
 
 
+CACHED = 8192
+"""Weights that stay in the nearest cache while all rows meet them."""
+
+
+def product_by_rows(matrix: Array, x: Array) -> Array:
+    """x @ matrix.T: [T, outputs] of matrix [outputs, inputs] and x [T, inputs].
+
+    Matrix-vector products only, of each row with a few outputs at a time: a matrix-matrix
+    product may sum a row in another order when it has other company.
+    """
+    outputs, inputs = matrix.shape
+    few = min(outputs, max(1, CACHED // inputs))
+    whole = outputs // few * few
+    y = np.empty((len(x), outputs), np.float32)
+    for begin, end, size in ((0, whole, few), (whole, outputs, outputs - whole)):
+        if begin < end:
+            pieces = matrix[begin:end].reshape(-1, 1, size, inputs) @ x[:, :, None]
+            y[:, begin:end] = pieces[..., 0].swapaxes(0, 1).reshape(len(x), end - begin)
+    return y
+
+
 def by_group(plan: StepPlan, groups: int) -> list[GroupTables]:
     """The plan's tables for each of so many groups of layers."""
     first = GroupTables(plan.slots, plan.block_tables, plan.copies)
@@ -129,12 +150,7 @@ class ReferenceOps:
         return rows if scale == 1.0 else rows * np.float32(scale)
 
     def linear(self, x: Array, weight: Weight, bias: Weight | None = None) -> Array:
-        # One matrix-vector product a row: a matrix-matrix product may sum a row in another
-        # order when it has other company.
-        y = np.empty((len(x), weight.shape[0]), np.float32)
-        matrix = self._of(weight)
-        for row, out in zip(x, y, strict=True):
-            np.matmul(matrix, row, out=out)
+        y = product_by_rows(self._of(weight), x)
         return y if bias is None else y + self._of(bias)
 
     def rms_norm(self, x: Array, weight: Weight, eps: float, heads: int = 1) -> Array:
