@@ -21,8 +21,8 @@ from trimaran.core.config import EngineConfig
 from trimaran.core.sampling_params import SamplingParams
 
 EVERY_FLAG = """
-    --preset vllm --backend native --weights int8 --kv int8 --isa avx2 --no-build-cache
-    --threads 3 --max-model-len 99
+    --preset vllm --backend native --weights int8 --kv int8 --activations int8 --isa avx2
+    --no-build-cache --threads 3 --max-model-len 99
     --block-size 8 --kv-cache-bytes 3MiB --kv-memory-fraction 0.25
     --kv-host-bytes 0 --kv-disk-path none --kv-disk-bytes 5MiB --kv-events none
     --max-num-seqs 5 --max-num-batched-tokens 77 --no-prefix-cache
@@ -68,6 +68,7 @@ def test_every_flag_reaches_its_field() -> None:
         backend="native",
         weights="int8",
         kv="int8",
+        activations="int8",
         isa="avx2",
         build_cache=False,
         threads=3,

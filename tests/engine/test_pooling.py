@@ -23,10 +23,9 @@ from trimaran.core.clock import VirtualClock
 from trimaran.core.config import KV_FORMATS, WEIGHTS, EngineConfig
 from trimaran.core.errors import BackendError, RequestError, RequestFailedError
 from trimaran.core.outputs import SequenceDelta
-from trimaran.core.pooling import PooledRows
 from trimaran.core.request import FinishReason, Request
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.core.step_plan import Float32, StepPlan
+from trimaran.core.step_plan import Float32, PooledRows, StepPlan
 from trimaran.engine.core import EngineCore
 from trimaran.engine.factory import LoadedModel, load_engine
 from trimaran.engine.factory import make_core as make_windowed

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trimaran.core.errors import BackendError, CapacityError
-from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32, Sampler
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.models.layer_groups import LayerGroup
 
 Int32 = npt.NDArray[np.int32]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from trimaran.core.request import FinishReason
 
-Vector = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # so that whoever only names an option needs no numpy
+    import numpy as np
+    import numpy.typing as npt
+
+    Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 
 
 def _no_copies() -> Int32:
@@ -74,3 +75,17 @@ class StepPlan:
     @property
     def sequences(self) -> int:
         return len(self.contexts)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledRows:
+    """Hidden rows of a step (after the final norm, one a row of the step) to be added up.
+
+    Attributes:
+        rows: int32 [P, 2] the first row, and the one after the last; C-contiguous.
+        sums: float64 [P, width] to which they are added, one after the other in order, so that
+            it makes no difference in how many steps a prompt is computed; C-contiguous.
+    """
+
+    rows: Int32
+    sums: Float64

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trimaran.core.outputs import Logprobs, SequenceDelta, Vector
+from trimaran.core.outputs import Logprobs, SequenceDelta
 from trimaran.core.request import FinishReason
 from trimaran.core.sampling_batch import Int32, Scores
 from trimaran.engine.generation import Generation, LiveRequest
+from trimaran.engine.pooling import Vector
 from trimaran.engine.sampling import entry
 from trimaran.models.tokenizer import Tokenizer
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from trimaran.cache.inspection import CacheReport
 from trimaran.core.errors import RequestFailedError
-from trimaran.core.outputs import RequestOutput, SequenceDelta, Vector
+from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ from trimaran.engine.core import EngineCore
 from trimaran.engine.delta_inbox import DeltaInbox
 from trimaran.engine.health import EngineHealth
 from trimaran.engine.open_request import IDLE_SECONDS, OpenRequest
-from trimaran.engine.pooling import NO_TOKENS, normalized
+from trimaran.engine.pooling import NO_TOKENS, Vector, normalized
 from trimaran.engine.prompt import Prompt, prompt_ids, prompt_text
 from trimaran.engine.thread import EngineThread
 

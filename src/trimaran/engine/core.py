@@ -13,11 +13,10 @@ from trimaran.core.clock import Clock
 from trimaran.core.config import EngineConfig
 from trimaran.core.errors import BackendError, CapacityError, RequestError
 from trimaran.core.outputs import RequestMetrics, SequenceDelta
-from trimaran.core.pooling import PooledRows
 from trimaran.core.request import FinishReason, Request, Sequence, SequenceStatus
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.core.uniforms import derive_seed
 from trimaran.engine.admission import Admission
 from trimaran.engine.assembly import (

@@ -6,12 +6,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trimaran.core.errors import BackendError, RequestError
-from trimaran.core.pooling import POOLINGS, PooledRows
+from trimaran.core.pooling import POOLINGS
 from trimaran.core.request import Request, Sequence
 from trimaran.core.sampling_params import SamplingParams
+from trimaran.core.step_plan import PooledRows
 from trimaran.schedule.scheduler import ScheduledStep
 
-Float32 = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 NO_TOKENS = SamplingParams(temperature=0.0, max_tokens=1)
@@ -80,7 +81,7 @@ class Pools:
             if sequence in self._sums and sequence.computed == sequence.total
         ]
 
-    def vector(self, sequence: Sequence) -> Float32:
+    def vector(self, sequence: Sequence) -> Vector:
         """float32 [width] of a prompt that is computed; not normalised.
 
         Raises:
@@ -107,7 +108,7 @@ def check_pooling(request: Request, complete: bool) -> None:
         raise RequestError("a prompt that still arrives can't be pooled; send it at once")
 
 
-def normalized(vector: Float32) -> Float32:
+def normalized(vector: Vector) -> Vector:
     """The vector with length 1; zeros stay."""
     wide = vector.astype(np.float64)
     length = max(float(np.sqrt(np.dot(wide, wide))), 1e-12)

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from trimaran.core.errors import BusyError
-from trimaran.core.outputs import Vector
 from trimaran.engine.async_engine import RequestStream
 from trimaran.engine.encoder_engine import EncoderStream
+from trimaran.engine.pooling import Vector
 from trimaran.serve.service import Service
 
 Start = Callable[[list[int]], EncoderStream | RequestStream]

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from trimaran.compute.backend import Backend
 from trimaran.core.clock import VirtualClock
-from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32, Sampler, SamplingBatch, Scores
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.models.layer_groups import LayerGroup
 
 Int32 = npt.NDArray[np.int32]

@@ -15,9 +15,8 @@ from trimaran.compute.native.sampler import NativeSampler
 from trimaran.compute.processors import usable_processors
 from trimaran.core.config import ACTIVATIONS, KV_FORMATS
 from trimaran.core.errors import BackendError, CapacityError
-from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.models.layer_groups import LayerGroup, layer_groups
 from trimaran.models.model import Model
 

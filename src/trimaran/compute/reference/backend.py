@@ -12,9 +12,8 @@ from trimaran.compute.backend import Bytes, Int32, blocks_by_group, no_memory
 from trimaran.compute.reference.ops import Array, PagedKV, ReferenceOps, by_group
 from trimaran.compute.reference.sampler import ReferenceSampler
 from trimaran.core.errors import BackendError
-from trimaran.core.pooling import PooledRows
 from trimaran.core.sampling_batch import Float32
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.models.layer_groups import LayerGroup, layer_groups
 from trimaran.models.model import Model
 from trimaran.models.ops import Batch

@@ -12,9 +12,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from trimaran.core.outputs import Vector
 from trimaran.core.pooling import POOLINGS
-from trimaran.engine.pooling import normalized
+from trimaran.engine.pooling import Vector, normalized
 from trimaran.models.tokenizer import Tokenizer
 from trimaran.serve import sse
 from trimaran.serve.errors import ApiError, timed_out, unsupported
