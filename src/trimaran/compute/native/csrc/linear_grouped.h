@@ -84,7 +84,7 @@ static void grouped_rows(const LinearTask& task, int block, int row) {
       const V16 min = load_scales<1>(weight, mins, step);
       for (int r = 0; r < R; ++r) acc[r] = vfma(min, vset1(own_sums[r]), acc[r]);
     }
-    if constexpr (!F::mins)
+    if constexpr (!F::mins)  // the others don't read them
       for (int r = 0; r < R; ++r) starts[r] += F::groups;
   }
   finish_rows(task, row, block, R, [&](int r) { return acc[r]; });
@@ -104,7 +104,8 @@ static inline void grouped_rows_of(const LinearTask& task, int block, int row, i
 static void linear_grouped(const LinearTask& task) {
   with_format(*task.weight, [&](auto format) {
     for (int begin = task.row_begin; begin < task.row_end; begin += kGroupedSlice) {
-      const int left = task.row_end - begin, end = begin + (left < kGroupedSlice ? left : kGroupedSlice);
+      const int left = task.row_end - begin;
+      const int end = begin + (left < kGroupedSlice ? left : kGroupedSlice);
       for (int block = task.block_begin; block < task.block_end; ++block)
         for (int row = begin; row < end; row += kGroupedRows) {
           const int count = end - row;
