@@ -22,6 +22,9 @@ TESTS = (
     # ggml's K types, and activations in 8 bits.
     "tests/engine/test_invariance_matrix.py::test_block_types_and_bits_of_activations",
 )
+# AddressSanitizer's allocator may be locked by the thread that computes at the moment of a fork,
+# and stays so in the child.
+LEFT_OUT = "tests/compute/native/test_thread_pool.py::test_a_fork_in_the_middle_of_steps"
 
 OVERRUN = """
 import numpy as np
@@ -90,7 +93,8 @@ def run(extension: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nothing_is_found(extension: Path) -> None:
-    done = run(extension, "-q", "-x", "-p", "no:cacheprovider", "--timeout=1200", *TESTS)
+    options = ("-q", "-x", "-p", "no:cacheprovider", "--timeout=1200", f"--deselect={LEFT_OUT}")
+    done = run(extension, *options, *TESTS)
     report = done.stdout[-4000:] + done.stderr[-8000:]
     assert done.returncode == 0, report
     assert "runtime error" not in done.stderr, report
