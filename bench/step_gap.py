@@ -48,9 +48,9 @@ def measure(
     times: list[tuple[int, float, float, float, float]] = []
     run = core.backend.run
 
-    def timed(plan: Any) -> Any:
+    def timed(plan: Any, pooled: Any = None) -> Any:
         begin, own = time.perf_counter(), time.thread_time()
-        logits = run(plan)
+        logits = run(plan, pooled)
         times.append((plan.rows, begin, time.perf_counter(), own, time.thread_time()))
         return logits
 

@@ -15,7 +15,7 @@ from trimaran.core.request import FinishReason
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.engine.async_engine import AsyncEngine
 from trimaran.engine.core import EngineCore
 
@@ -114,7 +114,7 @@ def test_a_closed_engine_says_so_and_ends_what_runs() -> None:
 
 def test_a_step_loop_that_dies_fails_everybody_with_the_reason() -> None:
     class Broken(ReferenceBackend):
-        def run(self, plan: StepPlan) -> Float32:
+        def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
             raise SystemError("a step that fails is the request's trouble")
 
     async def main() -> None:

@@ -17,7 +17,7 @@ from trimaran.core.request import FinishReason, Request
 from trimaran.core.retention import Retention
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.engine.collector import OutputCollector
 from trimaran.engine.core import EngineCore
 
@@ -322,10 +322,10 @@ class FaultyBackend(ReferenceBackend):
 
     CRASH, NAN = 200, 201
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         if self.CRASH in plan.tokens:
             raise RuntimeError("poisoned")
-        logits = super().run(plan).copy()
+        logits = super().run(plan, pooled).copy()
         for i, row in enumerate(plan.logit_rows):
             if plan.tokens[row] == self.NAN:
                 logits[i] = np.nan

@@ -21,7 +21,7 @@ from trimaran.core.config import KV_FORMATS, WEIGHTS
 from trimaran.core.outputs import RequestOutput
 from trimaran.core.request import Request
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.core.step_plan import Float32, StepPlan
+from trimaran.core.step_plan import Float32, PooledRows, StepPlan
 from trimaran.engine.collector import OutputCollector
 from trimaran.models.load import load_checkpoint
 from trimaran.models.model import Model
@@ -44,12 +44,12 @@ class Watched(NativeBackend):
 
     shared_steps = 0
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         starts = plan.row_starts
         decodes = (np.diff(starts) == 1) & (plan.positions[starts[:-1]] >= CHUNK)
         tables = plan.block_tables[decodes, : CHUNK // BLOCK]
         self.shared_steps += len({table.tobytes() for table in tables}) < len(tables)
-        return super().run(plan)
+        return super().run(plan, pooled)
 
 
 class Case:

@@ -14,7 +14,7 @@ from trimaran.core.request import Request
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.sampling_params import SamplingParams
 from trimaran.core.slo import BATCH, INTERACTIVE, STANDARD, SloClass
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.engine.core import EngineCore
 from trimaran.engine.objective import Objective
 
@@ -24,9 +24,9 @@ class TimedBackend(ReferenceBackend):
 
     clock: VirtualClock
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         self.clock.advance(1.0 + plan.rows / 10)
-        return super().run(plan)
+        return super().run(plan, pooled)
 
 
 def timed_core(**options: Any) -> EngineCore:

@@ -18,7 +18,7 @@ from trimaran.core.outputs import RequestOutput, SequenceDelta
 from trimaran.core.request import FinishReason, Request
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.engine.collector import OutputCollector
 from trimaran.engine.core import EngineCore
 from trimaran.engine.side_thread import SideThread
@@ -91,9 +91,9 @@ def test_outputs_are_those_of_doing_one_thing_after_the_other(data: st.DataObjec
 class Slow(ReferenceBackend):
     """Takes its time, without the GIL, as native code does."""
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         time.sleep(0.02)
-        return super().run(plan)
+        return super().run(plan, pooled)
 
 
 class Patient(ReferenceBackend):
@@ -103,10 +103,10 @@ class Patient(ReferenceBackend):
         super().__init__(tiny_model())
         self.came = threading.Semaphore(1)  # nothing is to come before the first step
 
-    def run(self, plan: StepPlan) -> Float32:
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
         if not self.came.acquire(timeout=60):
             raise RuntimeError("nothing came while this step was computed")
-        return super().run(plan)
+        return super().run(plan, pooled)
 
 
 def test_deltas_come_while_the_next_step_computes() -> None:

@@ -15,7 +15,7 @@ from trimaran.compute.reference.backend import ReferenceBackend
 from trimaran.core.errors import EngineUnhealthyError, RequestFailedError
 from trimaran.core.sampling_batch import Float32
 from trimaran.core.sampling_params import SamplingParams
-from trimaran.core.step_plan import StepPlan
+from trimaran.core.step_plan import PooledRows, StepPlan
 from trimaran.engine.async_engine import AsyncEngine
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -29,8 +29,8 @@ class Moody(ReferenceBackend):
         super().__init__(tiny_model())
         self._mood = mood
 
-    def run(self, plan: StepPlan) -> Float32:
-        logits = super().run(plan)
+    def run(self, plan: StepPlan, pooled: PooledRows | None = None) -> Float32:
+        logits = super().run(plan, pooled)
         return self._mood(logits, plan) if POISON in plan.tokens else logits
 
 

@@ -370,7 +370,7 @@ class EngineCore:
         begin = self.clock.now()
         self.metrics.forward_begins(begin)
         try:
-            logits = _checked(self._forward(step, pooled), step.plan)
+            logits = _checked(self.backend.run(step.plan, pooled), step.plan)
         except Exception as error:  # whatever it was, only this step's requests pay
             failure = error
         finally:
@@ -518,11 +518,6 @@ class EngineCore:
             self.record = None
 
     # ------------------------------------------------------------------ prompts alone
-
-    def _forward(self, step: ScheduledStep, pooled: PooledRows | None) -> Float32:
-        if pooled is None:
-            return self.backend.run(step.plan)
-        return self.backend.run(step.plan, pooled)
 
     def _end_pooled(self, step: ScheduledStep, pooled: PooledRows) -> list[Event]:
         """Ends those of a step that was run whose prompts are whole: they have their vectors."""
